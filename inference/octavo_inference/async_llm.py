@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator
-from typing import Self
+from contextlib import aclosing
+from typing import Self, Unpack
 
-from octavo_inference.common.errors import ModelError, OctavoError, QueueFullError
+from octavo_inference.answers.plan import AnswerPlan
+from octavo_inference.common.errors import OctavoError, QueueFullError
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings
+from octavo_inference.conversation import Conversation, Conversations
 from octavo_inference.core.request import Guidance, Output, SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
+from octavo_inference.tokenizer.chat_template import TemplateOptions
 from octavo_protocol.server_settings import ServerSettings
 
 
@@ -26,14 +30,12 @@ class AsyncLLM:
             async for output in llm.generate("Once upon a time", SamplingParams(max_tokens=64)):
                 print(output.outputs[0].text)
 
-    Its arguments are those of `LLM`. Any number of calls of `generate` may run at the same time; the engine batches
-    them. Use it in one event loop.
+    Its arguments are those of `LLM`. Any number of calls of `generate` and `chat` may run at the same time; the engine
+    batches them. Use it in one event loop.
     """
 
     @arguments_of(EngineSettings)
     def __init__(self, settings: EngineSettings) -> None:
-        if settings.chat_template is not None:
-            raise ModelError("AsyncLLM takes prompts, not conversations: leave chat_template out")
         self.settings = settings
         self._client: ProcessClient | None = None
         self._count = 0
@@ -52,6 +54,7 @@ class AsyncLLM:
         try:
             assets, info = await asyncio.gather(asyncio.to_thread(load_assets, model), client.start())
             check_vocabulary(assets.tokenizer, info.vocab_size, model)
+            self._conversations = Conversations(assets, self.settings)
         except BaseException:
             await client.close()
             raise
@@ -60,7 +63,7 @@ class AsyncLLM:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the engine. Open calls of `generate` end with an error."""
+        """End the engine. Open calls of `generate` and `chat` end with an error."""
         if self._client is not None:
             client, self._client = self._client, None
             await client.close()
@@ -73,12 +76,50 @@ class AsyncLLM:
         `guidance` constrains their tokens. Leaving the loop early ends the request. Raises `OctavoError` if the request
         can never be served, if the engine has too many waiting requests, or if it ends.
         """
+        async with aclosing(self._answers(prompt, sampling_params, AnswerPlan(guidance=guidance))) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def chat(
+        self,
+        messages: Conversation,
+        sampling_params: SamplingParams | None = None,
+        *,
+        guidance: Guidance | None = None,
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        **options: Unpack[TemplateOptions],
+    ) -> AsyncGenerator[RequestOutput]:
+        """The next message of a conversation, each time it has grown; otherwise as `generate`.
+
+        The arguments and errors are those of `LLM.chat`, for one conversation. `content`, `reasoning` and the arguments
+        of `tool_calls` grow, too.
+        """
+        self._require()
+        [(tokens, plan)] = await asyncio.to_thread(
+            self._conversations.prompts,
+            [messages],
+            options,
+            guidance,
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+        )
+        async with aclosing(self._answers(tokens, sampling_params, plan)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def _require(self) -> ProcessClient:
         if self._client is None:
             raise OctavoError("the engine is not running: use AsyncLLM in `async with`")
-        router = self._client.router
+        return self._client
+
+    async def _answers(
+        self, prompt: Prompt, sampling: SamplingParams | None, plan: AnswerPlan
+    ) -> AsyncGenerator[RequestOutput]:
+        router = self._require().router
         self._count += 1
         name = f"llm-{self._count}"
-        running = RunningRequest.of(name, prompt, self.tokenizer, sampling_params or SamplingParams(), None, guidance)
+        running = RunningRequest.of(name, prompt, self.tokenizer, sampling or SamplingParams(), plan)
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         try:
             router.submit([running.request], outputs.put_nowait)

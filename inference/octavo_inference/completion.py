@@ -9,19 +9,19 @@ from typing import Self
 from tokenizers import Tokenizer
 
 from octavo_inference.answers.plan import AnswerPlan
-from octavo_inference.answers.reader import ToolCall
+from octavo_inference.answers.reader import AnswerReader, ToolCall
+from octavo_inference.chat_format.events import Event, Reasoning, Text
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.config.engine import PoolingName
 from octavo_inference.core.request import (
     REFUSED,
     FinishReason,
-    Guidance,
     Output,
     Request,
     SamplingParams,
     TokenLogprobs,
 )
-from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer, TokenDecoder
+from octavo_inference.tokenizer.detokenizer import Detokenizer
 
 Prompt = str | Sequence[int]
 
@@ -34,7 +34,7 @@ class CompletionOutput:
     `cumulative_logprob` is their sum. `stop_reason` is the stop string or id, None for end-of-sequence and length.
 
     `chat` also splits the text of a model that thinks, and with tools: into `content`, which is None for others,
-    `reasoning` and `tool_calls`.
+    `reasoning` and `tool_calls`. Then the text shows the special tokens that mark thinking and calls.
     """
 
     index: int
@@ -75,6 +75,8 @@ class RunningRequest:
     request: Request
     result: RequestOutput
     detokenizers: list[Detokenizer]
+    readers: list[AnswerReader]
+    """Of each answer, if it is more than one text."""
 
     @classmethod
     def of(
@@ -83,16 +85,19 @@ class RunningRequest:
         prompt: Prompt,
         tokenizer: Tokenizer,
         sampling: SamplingParams,
-        pooling: PoolingName | None,
-        guidance: Guidance | None,
+        plan: AnswerPlan,
+        pooling: PoolingName | None = None,
     ) -> Self:
         """Build the request of a prompt: text, or a list of token ids. `name` must be unique in the engine."""
         text = prompt if isinstance(prompt, str) else None
         tokens = tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
-        request = Request(id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=guidance)
+        request = Request(id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=plan.guidance)
         outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
-        detokenizers = [Detokenizer.of(tokenizer, tokens, sampling) for _ in outputs]
-        return cls(request, RequestOutput(name, text, tokens, outputs), detokenizers)
+        detokenizers = [Detokenizer.of(tokenizer, tokens, sampling, plan.shown) for _ in outputs]
+        readers = [] if plan.is_plain else [plan.reader() for _ in outputs]
+        for output, reader in zip(outputs, readers, strict=False):
+            output.content, output.tool_calls = "", reader.calls
+        return cls(request, RequestOutput(name, text, tokens, outputs), detokenizers, readers)
 
     def add(self, output: Output) -> bool:
         """Add an engine output to its answer. Returns True if that answer is now complete.
@@ -110,6 +115,8 @@ class RunningRequest:
         completion.token_ids += delta.tokens
         if completion.logprobs is not None:
             completion.logprobs += delta.logprobs or []
+        if self.readers:
+            _add_parts(completion, self.readers[output.index].push(delta))
         completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
         self.result.num_cached_tokens = output.cached_tokens
         if output.prompt_logprobs is not None:
@@ -117,21 +124,9 @@ class RunningRequest:
         return delta.finish_reason is not None
 
 
-def read_answers(result: RequestOutput, plan: AnswerPlan, tokenizer: Tokenizer) -> None:
-    """Split the texts of complete answers into content, thinking and calls, if the plan says so."""
-    if plan.is_plain:
-        return
-    for output in result.outputs:
-        reader = plan.reader()
-        text = _shown_text(output, result.prompt_token_ids, plan, tokenizer)
-        reader.push(Delta(text, output.token_ids, finish_reason="stop"))
-        output.content, output.reasoning, output.tool_calls = reader.text, reader.reasoning, reader.calls
-
-
-def _shown_text(output: CompletionOutput, prompt: Sequence[int], plan: AnswerPlan, tokenizer: Tokenizer) -> str:
-    """The text with the special tokens that the parser reads."""
-    if not plan.shown or isinstance(output.stop_reason, str):
-        return output.text
-    tokens = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
-    decoder = TokenDecoder(tokenizer, prompt, shown=plan.shown)
-    return "".join([*map(decoder.push, tokens), decoder.flush()])
+def _add_parts(completion: CompletionOutput, parts: Sequence[Event]) -> None:
+    for part in parts:
+        if isinstance(part, Text):
+            completion.content = f"{completion.content or ''}{part.text}"
+        elif isinstance(part, Reasoning):
+            completion.reasoning += part.text

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Unpack
@@ -13,23 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from octavo_inference.answers.formats import answer_formats
-from octavo_inference.answers.history import for_template
-from octavo_inference.answers.plan import begin_thinking, plan
-from octavo_inference.answers.tools import described_tools
+from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.common.vectors import vector_of
-from octavo_inference.completion import Prompt, RequestOutput, RunningRequest, read_answers
+from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
+from octavo_inference.conversation import Conversation, Conversations, one_or_more
 from octavo_inference.core.request import Guidance, SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
-from octavo_inference.tokenizer.chat_template import Message, TemplateOptions, load_chat_template
-from octavo_inference.tokenizer.messages import plain_messages
-
-Conversation = Sequence[Message]
+from octavo_inference.tokenizer.chat_template import TemplateOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +52,7 @@ class LLM:
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer
-        assets = loaded.text.assets
-        # A model's own template may be broken, and only `chat` needs it.
-        self._template = functools.cache(lambda: load_chat_template(assets, settings.chat_template, settings.model))
-        if settings.chat_template is not None:
-            self._template()
+        self._conversations = Conversations(loaded.text.assets, settings)
         self._pooling = declared_pooling(loaded.text.path) or DEFAULT_POOLING
         self._count = 0
 
@@ -81,13 +71,15 @@ class LLM:
         computed; for a grammar that cannot be compiled, once that is known.
         """
         listed = _as_list(prompts)
-        return self._generated(listed, sampling_params, [guidance] * len(listed), use_tqdm=use_tqdm)
+        return self._generated(
+            listed, sampling_params, [AnswerPlan(guidance=guidance)] * len(listed), use_tqdm=use_tqdm
+        )
 
     def _generated(
         self,
         listed: list[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        guidances: Sequence[Guidance | None],
+        plans: Sequence[AnswerPlan],
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -99,8 +91,8 @@ class LLM:
             params = list(sampling_params)
         if len(params) != len(listed):
             raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
-        given = zip(listed, params, guidances, strict=True)
-        jobs = [self._job(prompt, sampling, guidance=guidance) for prompt, sampling, guidance in given]
+        given = zip(listed, params, plans, strict=True)
+        jobs = [self._job(prompt, sampling, plan) for prompt, sampling, plan in given]
         with self._submitted(jobs):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
@@ -112,6 +104,7 @@ class LLM:
         *,
         guidance: Guidance | None = None,
         tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
         use_tqdm: bool = True,
         **options: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
@@ -119,31 +112,16 @@ class LLM:
 
         A message is a dict with `role` and `content`, which is a text or a list of text parts, and what else the chat
         template takes. `options` are the template's other arguments, the same for all conversations. With the option
-        `tools`, answers have `tool_calls`; `tool_choice` is auto, required, none or the name of the tool to call. The
-        thinking of an answer is its `reasoning`. Raises `RequestError` if the model has no chat template, the template
-        refuses a conversation, or a tool cannot be enforced.
+        `tools`, answers have `tool_calls`; `tool_choice` is auto, required, none or the name of the tool to call.
+        Without `parallel_tool_calls`, an answer has at most one. The thinking of an answer is its `reasoning`. Raises
+        `RequestError` if the model has no chat template, the template refuses a conversation, or a tool cannot be
+        enforced.
         """
-        template = self._template()
-        if template is None:
-            raise RequestError("this model has no chat template: give one as LLM(chat_template=FILE)", "messages")
-        conversations = [plain_messages(conversation) for conversation in _conversations(messages)]
-        tools = described_tools(options.get("tools") or (), tool_choice)
-        if tools is not None and guidance is not None:
-            raise RequestError("guidance cannot be combined with tools; give one of them", "guidance")
-        options["tools"] = tools.for_template() if tools else None
-        formats = answer_formats(template.source, self.settings.tool_call_parser, self.settings.reasoning_parser)
-        prompts: list[list[int]] = []
-        for conversation in conversations:
-            tokens = template.tokens(for_template(conversation, template, formats, tools), **options)
-            if tools is not None and tools.is_enforced:
-                tokens = begin_thinking(tokens, self.tokenizer, formats, template, options.get("variables"))
-            prompts.append(tokens)
-        plans = [plan(tokens, self.tokenizer, formats, tools) for tokens in prompts]
-        guidances = [guidance or planned.guidance for planned in plans]
-        results = self._generated(list(prompts), sampling_params, guidances, use_tqdm=use_tqdm)
-        for result, planned in zip(results, plans, strict=True):
-            read_answers(result, planned, self.tokenizer)
-        return results
+        planned = self._conversations.prompts(
+            one_or_more(messages), options, guidance, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
+        )
+        plans = [plan for _, plan in planned]
+        return self._generated([tokens for tokens, _ in planned], sampling_params, plans, use_tqdm=use_tqdm)
 
     def embed(
         self,
@@ -164,7 +142,9 @@ class LLM:
         hidden = self.engine.backend.hidden_size
         if dimensions is not None and not 1 <= dimensions <= hidden:
             raise RequestError(f"dimensions is {dimensions}, it must be from 1 to {hidden}", "dimensions")
-        jobs = [self._job(prompt, SamplingParams(), pooling or self._pooling) for prompt in _as_list(prompts)]
+        jobs = [
+            self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling) for prompt in _as_list(prompts)
+        ]
         vectors: dict[str, EmbeddingOutput] = {}
         with self._submitted(jobs), tqdm(total=len(jobs), desc="Embeddings", disable=not use_tqdm) as bar:
             while self.engine.has_work:
@@ -193,11 +173,11 @@ class LLM:
         self,
         prompt: Prompt,
         sampling: SamplingParams,
+        plan: AnswerPlan,
         pooling: PoolingName | None = None,
-        guidance: Guidance | None = None,
     ) -> RunningRequest:
         self._count += 1
-        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, pooling, guidance)
+        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, plan, pooling)
 
     @contextmanager
     def _submitted(self, jobs: list[RunningRequest]) -> Iterator[None]:
@@ -227,20 +207,6 @@ class LLM:
                         bar.update()
                         seconds = bar.format_dict["elapsed"]
                         bar.set_postfix_str(f"{tokens / seconds:.0f} tok/s" if seconds else "")
-
-
-def _conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
-    """Normalise to a list of conversations: a list of messages is one."""
-    listed: list[Conversation] = []
-    single: list[Message] = []
-    for entry in messages:
-        if isinstance(entry, Mapping):
-            single.append(entry)
-        else:
-            listed.append(entry)
-    if single and listed:
-        raise RequestError("messages mix messages and conversations: give a list of either", "messages")
-    return [single] if single else listed
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -1,18 +1,26 @@
 """Ids of stored responses: `resp_`, the tag of the replica that has it, and 32 random hexadecimal digits.
 
-A stored response is in the memory of one replica. Gateways read the tag of an id in a request to find this replica.
+Items of an answer have the digits of its response, so that a reference to one leads to the response, too. A stored
+response is in the memory of one replica. Gateways read the tag of an id in a request to find this replica.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from typing import Final
+from typing import Final, Literal, get_args
 
 TAG_LENGTH: Final = 8
 # The kernel's limit for host names; a pod's host name is its name, cut to this length.
 _MAX_HOST_NAME: Final = 63
 _ID: Final = re.compile(rf"resp_([0-9a-f]{{{TAG_LENGTH}}})[0-9a-f]{{32}}", re.ASCII)
+
+ItemKind = Literal["msg", "rs", "fc"]
+"""Messages, thinking and calls of functions."""
+ITEM_KINDS: Final[tuple[ItemKind, ...]] = get_args(ItemKind)
+_ITEM_ID: Final = re.compile(
+    rf"(?:{'|'.join(ITEM_KINDS)})_([0-9a-f]{{{TAG_LENGTH + 32}}})(?:_[1-9][0-9]{{0,3}})?", re.ASCII
+)
 
 
 def replica_tag(name: str) -> str:
@@ -25,15 +33,16 @@ def response_id(replica: str, unique: str) -> str:
     return f"resp_{replica_tag(replica)}{unique}"
 
 
-def message_id(response: str) -> str:
-    """The id of the message in this response: a reference to the message leads to the response."""
-    return f"msg_{response.removeprefix('resp_')}"
+def item_id(response: str, kind: ItemKind, number: int) -> str:
+    """The id of an item of the answer in this response: the message, thinking or call of this number, from 0."""
+    digits = response.removeprefix("resp_")
+    return f"{kind}_{digits}_{number}" if number else f"{kind}_{digits}"
 
 
-def response_of_message(given: str) -> str | None:
-    """The response that has the message of this id; None for an id that `message_id` has not made."""
-    response = f"resp_{given.removeprefix('msg_')}"
-    return response if given.startswith("msg_") and _ID.fullmatch(response) else None
+def response_of_item(given: str) -> str | None:
+    """The response that has the item of this id; None for an id that `item_id` has not made."""
+    match = _ITEM_ID.fullmatch(given)
+    return f"resp_{match[1]}" if match else None
 
 
 def tag_of(given: str) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo_gateway.api.errors import ApiError
-from octavo_protocol.response_id import response_of_message
+from octavo_protocol.response_id import ITEM_KINDS, response_of_item
 from octavo_protocol.routes import ModelIn, Route, Work
 
 # Upper bound of a request's output tokens, larger than any pool.
@@ -16,6 +16,8 @@ MOST_OUTPUT = 2**53
 # A longer `prompt_cache_key` counts as none.
 MAX_CACHE_KEY = 256
 _NOTHING = msgspec.Raw()
+# One of them is in every input that refers to an item of a response.
+_ITEM_MARKS = tuple(f'"{kind}_'.encode() for kind in ITEM_KINDS)
 
 
 class RequestHead(msgspec.Struct, frozen=True):
@@ -62,15 +64,15 @@ class RequestHead(msgspec.Struct, frozen=True):
     def earlier_response(self) -> object:
         """The id of the response that this request continues; None if it continues none.
 
-        It is named by `previous_response_id`, or by the first `item_reference` of `input` to a message of a response.
+        It is named by `previous_response_id`, or by the first `item_reference` of `input` to an item of a response.
         """
-        if self.previous_response_id is not None or b'"msg_' not in bytes(self.input):
+        if self.previous_response_id is not None or not any(mark in bytes(self.input) for mark in _ITEM_MARKS):
             return self.previous_response_id
         try:
             items = _items.decode(self.input)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None  # the replica refuses it
-        found = (response_of_message(item.id) for item in items if item.is_reference and isinstance(item.id, str))
+        found = (response_of_item(item.id) for item in items if item.is_reference and isinstance(item.id, str))
         return next((response for response in found if response is not None), None)
 
 

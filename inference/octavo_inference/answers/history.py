@@ -5,14 +5,16 @@ Messages are those of the OpenAI API: `tool_calls` with their arguments as JSON 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from tokenizers import Tokenizer
 
 from octavo_inference.answers.formats import AnswerFormats
 from octavo_inference.answers.tools import MAX_DEPTH, Tools, is_shallow
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
+from octavo_inference.chat_format.tool_format import ToolFormat, special_tokens
 from octavo_inference.chat_format.tools import ToolSpec
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
@@ -20,34 +22,74 @@ if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
 
 
 def for_template(
-    messages: Sequence[Message], template: ChatTemplate, formats: AnswerFormats, tools: Tools | None
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    formats: AnswerFormats,
+    tokenizer: Tokenizer,
+    tools: Tools | None,
 ) -> list[Message]:
-    """The messages for a chat template. One that does not know tools gets them, calls and results as text."""
+    """The messages for a chat template. One that does not know tools gets them, calls and results as text.
+
+    The text has the form of the model's own calls. Its markers are no control tokens, as in every text of a message.
+    """
+    form = formats.enforced_tools
+    messages = _with_own_ids(messages, form)
     if template.uses("tools"):
         return [_known(message, template) for message in messages]
-    as_text = _merged(messages, [_as_text(message, template) for message in messages])
+    special = special_tokens(form.markers, tokenizer)
+    names = {call["id"]: call["function"]["name"] for message in messages for call in _calls(message)}
+    texts = [_as_text(message, template, form, special, names) for message in messages]
+    as_text = _merged(messages, texts)
     if tools is None:
         return as_text
-    return _with_system(as_text, formats.enforced_tools.system_prompt(tools.specs) or _description(tools.specs))
+    return _with_system(as_text, form.system_prompt(tools.specs) or _description(tools.specs, form, special))
+
+
+def _with_own_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
+    """The messages with ids of calls in the model's form: clients may have taken them from another model."""
+    own: dict[str, str] = {}
+    changed: list[Message] = []
+    for message in messages:
+        calls = []
+        for call in _calls(message):
+            given = str(call.get("id") or "")
+            own[given] = form.own_id(given, call["function"]["name"], len(own))
+            calls.append({**call, "id": own[given]})
+        ids: dict[str, object] = {"tool_calls": calls} if calls else {}
+        if (answered := message.get("tool_call_id")) is not None:
+            ids["tool_call_id"] = own.get(str(answered), answered)
+        changed.append({**message, **ids} if ids else message)
+    return changed
 
 
 def _known(message: Message, template: ChatTemplate) -> Message:
     changed = _with_reasoning(message, template)
-    if calls := message.get("tool_calls"):
-        changed["tool_calls"] = [_call(call, template) for call in _list(calls)]
+    if calls := _calls(message):
+        changed["tool_calls"] = [_call(call, template) for call in calls]
     return changed
 
 
-def _as_text(message: Message, template: ChatTemplate) -> Message:
-    """A message of calls or results as text, in the generic form."""
+def _as_text(
+    message: Message, template: ChatTemplate, form: ToolFormat, special: Mapping[str, int], names: Mapping[str, str]
+) -> Message:
+    """A message of calls or results as text, in the form of the model's calls."""
     if message["role"] == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+        answered = str(message.get("tool_call_id") or "")
+        result = PastResult(answered, names.get(answered, ""), str(message["content"]))
+        return {"role": "user", "content": form.layout(special).result(result)}
     changed = _with_reasoning(message, template)
-    if calls := changed.pop("tool_calls", None):
-        texts = [str(changed["content"])] if changed["content"] else []
-        texts += [_call_text(call["function"]) for call in _list(calls)]
-        changed["content"] = "\n".join(texts)
+    changed.pop("tool_calls", None)
+    if calls := [_past(call) for call in _calls(message)]:
+        written = form.written(calls, special)
+        changed["content"] = f"{changed['content']}\n{written}" if changed["content"] else written
     return changed
+
+
+def _past(call: Mapping[str, Any]) -> PastCall:
+    arguments = parsed(call["function"]["arguments"])
+    # An answer may have ended inside a call.
+    given = arguments if isinstance(arguments, dict) else {"arguments": arguments}
+    return PastCall(call["id"], call["function"]["name"], given)
 
 
 def _with_reasoning(message: Message, template: ChatTemplate) -> dict[str, object]:
@@ -74,11 +116,6 @@ def parsed(arguments: object) -> object:
     return found if isinstance(found, dict) and is_shallow(found, MAX_DEPTH) else arguments
 
 
-def _call_text(function: Mapping[str, object]) -> str:
-    call = {"name": function["name"], "arguments": parsed(function["arguments"])}
-    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
-
-
 def _with_system(messages: Sequence[Message], prompt: str) -> list[Message]:
     """The messages with `prompt` at the end of the system message, which is the first one."""
     if messages and messages[0]["role"] == "system":
@@ -87,15 +124,15 @@ def _with_system(messages: Sequence[Message], prompt: str) -> list[Message]:
     return [{"role": "system", "content": prompt}, *messages]
 
 
-def _description(tools: Sequence[ToolSpec]) -> str:
-    """What the tools are, for a format of calls that has no words of its own for it."""
+def _description(tools: Sequence[ToolSpec], form: ToolFormat, special: Mapping[str, int]) -> str:
+    """What the tools are and how to call them, for a format of calls that has no words of its own for it."""
     lines = [
-        json.dumps(
-            {"name": tool.name, "description": tool.description, "parameters": tool.parameters}, ensure_ascii=False
-        )
-        for tool in tools
+        json_text({"name": tool.name, "description": tool.description, "parameters": tool.parameters}) for tool in tools
     ]
-    return "\n".join(["You can call these functions:", *lines])
+    name = "function_name"
+    example = PastCall(form.own_id("call_1", name, 0), name, {"parameter": "value"})
+    how = f"To call a function, answer in this form:\n{form.written([example], special)}"
+    return "\n".join(["You can call these functions:", *lines, "", how])
 
 
 def _merged(given: Sequence[Message], as_text: Sequence[Message]) -> list[Message]:
@@ -111,5 +148,6 @@ def _merged(given: Sequence[Message], as_text: Sequence[Message]) -> list[Messag
     return merged
 
 
-def _list(calls: object) -> list[Mapping[str, Any]]:
+def _calls(message: Message) -> list[Mapping[str, Any]]:
+    calls = message.get("tool_calls")
     return calls if isinstance(calls, list) else []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tokenizers import Tokenizer
@@ -27,17 +27,17 @@ _TAIL = 24
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """How the answers to one prompt are read. `thinking`: they begin inside the thinking.
+    """How the answers to one prompt are read: by default as one text. `thinking`: they begin inside the thinking.
 
     `special` are the special tokens that the parser reads, by text.
     """
 
-    tools: Tools | None
-    tool_format: ToolFormat | None
-    reasoning: ReasoningFormat | None
-    thinking: bool
-    guidance: Guidance | None
-    special: Mapping[str, int]
+    tools: Tools | None = None
+    tool_format: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    thinking: bool = False
+    guidance: Guidance | None = None
+    special: Mapping[str, int] = field(default_factory=dict)
     param: str = "tools"
     """The field of the request that the grammar comes from."""
 
@@ -55,8 +55,10 @@ class AnswerPlan:
         """A reader of one answer."""
         specs = self.tools.callable if self.tools else ()
         parser = answer_parser(self.tool_format, self.reasoning, specs, thinking=self.thinking, special=self.special)
-        markers = self.tool_format.markers if self.tool_format else ()
-        return AnswerReader(parser, markers, parallel=self.tools is None or self.tools.parallel)
+        parallel = self.tools is None or self.tools.parallel
+        if self.tool_format is None:
+            return AnswerReader(parser, parallel=parallel)
+        return AnswerReader(parser, self.tool_format.markers, parallel, self.tool_format.own_id)
 
 
 def begin_thinking(

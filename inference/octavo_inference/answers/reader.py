@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from octavo_inference.chat_format.events import AnswerParser, CallStart, Event, Reasoning, Text
+from octavo_inference.chat_format.past_calls import same_id
 from octavo_inference.tokenizer.detokenizer import Delta
 
 
@@ -39,12 +40,13 @@ class ToolCall:
 class AnswerReader:
     """An answer so far. `reasoning_tokens` counts the tokens of the thinking with its end.
 
-    Without `parallel`, calls after the first one are left out.
+    Without `parallel`, calls after the first one are left out. `own_id` is that of the calls' format.
     """
 
     parser: AnswerParser
     markers: Sequence[str] = ()
     parallel: bool = True
+    own_id: Callable[[str, str, int], str] = same_id
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -85,7 +87,7 @@ class AnswerReader:
         if event.index and not self.parallel:
             return None
         if isinstance(event, CallStart):
-            call = ToolCall(event.id or new_call_id(), event.name)
+            call = ToolCall(event.id or self.own_id(new_call_id(), event.name, event.index), event.name)
             self.calls.append(call)
             return CallStart(event.index, event.name, call.id)
         self.calls[event.index].parts.append(event.text)

@@ -81,7 +81,7 @@ def choose(
     return tools
 
 
-def described_tools(tools: Sequence[Mapping[str, object]], choice: str) -> Tools | None:
+def described_tools(tools: Sequence[Mapping[str, object]], choice: str, *, parallel: bool) -> Tools | None:
     """The tools that are dicts of the OpenAI API; None if the model may call none.
 
     `choice` is auto, required, none or a name. Raises `RequestError`.
@@ -96,7 +96,7 @@ def described_tools(tools: Sequence[Mapping[str, object]], choice: str) -> Tools
         specs,
         mode,
         [choice] if mode == "named" else None,
-        parallel=True,
+        parallel=parallel,
         place=lambda number: f"tools[{number}].function",
         choice_place="tool_choice",
     )

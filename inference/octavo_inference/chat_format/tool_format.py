@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from octavo_inference.chat_format.call_parser import Block, CallParser
 from octavo_inference.chat_format.events import AnswerParser
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, same_id, tagged_result
 from octavo_inference.chat_format.tools import ToolChoice, ToolSpec
 
 NO_TOKENS: Mapping[str, int] = {}
@@ -26,12 +27,15 @@ class CallLayout:
     `trigger` is the beginning of `opening` by which a block is known in text. Without one, calls are known by being all
     of the answer; then `no_call` is a Lark expression of the answers that are none. `before` and `before_answer` are
     Lark expressions of what precedes the calls, and an answer that is none. `barred` are further texts that begin calls
-    for the parser, which free text does not hold therefore.
+    for the parser, which free text does not hold therefore. `write` and `result` write a call and a result of an
+    earlier turn, for chat templates without tools.
     """
 
     opening: str
     between: str
     closing: str
+    write: Callable[[PastCall], str]
+    result: Callable[[PastResult], str] = tagged_result
     trigger: str = ""
     no_call: str = ""
     before: str = ""
@@ -57,6 +61,8 @@ class ToolFormat:
     call: Callable[[Rules, ToolSpec], str]
     """One call as a Lark expression, with rules added."""
     prompt: Callable[[Sequence[ToolSpec]], str] | None = None
+    own_id: Callable[[str, str, int], str] = same_id
+    """The id of a call in the form that the model writes: from any id, the function's name, and the call's number."""
 
     def parser(self, tools: Sequence[ToolSpec], special: Mapping[str, int] = NO_TOKENS) -> AnswerParser:
         """A parser for one answer. Calls of functions that are not among `tools` stay text."""
@@ -111,6 +117,11 @@ class ToolFormat:
             head = rules.add("head", f"TEXT {rules.literal(layout.trigger)}", options="[lazy]")
         block = rules.add("calls", f"{head} {behind}")
         return rules.text(f"{block}* TEXT" if parallel else f"{block} | TEXT", barred)
+
+    def written(self, calls: Sequence[PastCall], special: Mapping[str, int] = NO_TOKENS) -> str:
+        """The calls of one answer, as the model writes them."""
+        layout = self.layout(special)
+        return layout.opening + layout.between.join(map(layout.write, calls)) + layout.closing
 
     def system_prompt(self, tools: Sequence[ToolSpec]) -> str | None:
         """What to tell the model of its tools where the chat template does not; None for a format without it."""

@@ -37,7 +37,8 @@ def prompt_tokens(
     """
     template, formats = loaded.template("messages"), loaded.text.formats
     options["tools"] = given.for_template() if given else None
-    tokens = loaded.chat_tokens(for_template(messages, template, formats, given), bounded=bounded, **options)
+    shown = for_template(messages, template, formats, loaded.text.tokenizer, given)
+    tokens = loaded.chat_tokens(shown, bounded=bounded, **options)
     if not guided and (given is None or not given.is_enforced):
         return tokens
     return begin_thinking(tokens, loaded.text.tokenizer, formats, template, options.get("variables"))

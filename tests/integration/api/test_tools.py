@@ -65,6 +65,75 @@ def test_a_call_is_enforced_whole_and_streamed(client, choice):
     assert streamed.message.tool_calls[0].id.startswith("call_")
 
 
+ANY_CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 20}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+CITY_TOOL = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get the weather of a city.", "parameters": ANY_CITY},
+}
+
+
+def two_cities(first, second):
+    return {"role": "user", "content": f"What is the weather in {first} and in {second}?"}
+
+
+def two_calls(*cities):
+    """An earlier answer. A model this small makes two calls only if the conversation shows how."""
+    calls = [
+        {"id": city, "type": "function", "function": {"name": "get_weather", "arguments": json.dumps({"city": city})}}
+        for city in cities
+    ]
+    return {"role": "assistant", "tool_calls": calls}
+
+
+EXAMPLES = [
+    two_cities("Oslo", "Bern"),
+    two_calls("Oslo", "Bern"),
+    two_cities("Lima", "Cairo"),
+    two_calls("Lima", "Cairo"),
+    two_cities("Paris", "Rome"),
+]
+
+
+def cities_of(message):
+    return [json.loads(call.function.arguments)["city"] for call in message.tool_calls]
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_two_calls_in_one_answer_whole_and_streamed(client, choice):
+    fields = {"messages": EXAMPLES, "tools": [CITY_TOOL], "tool_choice": choice}
+    whole = client.chat.completions.create(**asked(**fields)).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", None)
+    assert cities_of(whole.message) == ["Paris", "Rome"]
+    with client.chat.completions.stream(**asked(**fields)) as stream:
+        streamed = stream.get_final_completion().choices[0]
+    assert (streamed.finish_reason, streamed.message.content or None) == ("tool_calls", None)
+    assert [(call.function.name, call.function.arguments) for call in streamed.message.tool_calls] == [
+        (call.function.name, call.function.arguments) for call in whole.message.tool_calls
+    ]
+    assert len({call.id for call in whole.message.tool_calls + streamed.message.tool_calls}) == 4
+    one = client.chat.completions.create(**asked(parallel_tool_calls=False, **fields)).choices[0]
+    assert (one.finish_reason, cities_of(one.message)) == ("tool_calls", ["Paris"])
+
+
+def test_the_results_of_two_calls_are_answered(client):
+    whole = client.chat.completions.create(**asked(messages=EXAMPLES, tools=[CITY_TOOL], tool_choice="required"))
+    message = whole.choices[0].message
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": f"{10 + number} degrees"}
+        for number, call in enumerate(message.tool_calls)
+    ]
+    history = [*EXAMPLES, message.model_dump(exclude_none=True), *results]
+    answer = client.chat.completions.create(
+        **asked(messages=history, tools=[CITY_TOOL], tool_choice="none", max_tokens=40)
+    )
+    assert answer.choices[0].message.content
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_calls_of_any_sampling_match_the_schema(client, seed):
     fields = {"tool_choice": NAMED, "temperature": 1.5, "seed": seed, "n": 3, "parallel_tool_calls": False}
@@ -122,6 +191,49 @@ def test_claude_calls_a_tool_whole_and_streamed(claude):
     assert final.content[0].type == "text"
     counted = claude.messages.count_tokens(model=MODEL, messages=[QUESTION], tools=[tool])
     assert counted.input_tokens > claude.messages.count_tokens(model=MODEL, messages=[QUESTION]).input_tokens
+
+
+def test_claude_and_responses_have_two_calls_in_one_answer(claude, client):
+    said = [
+        message
+        if message["role"] == "user"
+        else {
+            "role": "assistant",
+            "content": [
+                {
+                    "type": "tool_use",
+                    "id": call["id"],
+                    "name": call["function"]["name"],
+                    "input": json.loads(call["function"]["arguments"]),
+                }
+                for call in message["tool_calls"]
+            ],
+        }
+        for message in EXAMPLES
+    ]
+    function = CITY_TOOL["function"]
+    tool = {"name": function["name"], "description": function["description"], "input_schema": ANY_CITY}
+    fields = {"model": MODEL, "max_tokens": 200, "messages": said, "tools": [tool], "extra_body": {"temperature": 0}}
+    with claude.messages.stream(**fields, tool_choice={"type": "any"}) as stream:
+        blocks = stream.get_final_message().content
+    assert [(block.type, block.input) for block in blocks] == [
+        ("tool_use", {"city": "Paris"}),
+        ("tool_use", {"city": "Rome"}),
+    ]
+    items = []
+    for message in EXAMPLES:
+        items += [
+            {"type": "function_call", "call_id": call["id"], **call["function"]}
+            for call in message.get("tool_calls", [])
+        ] or [message]
+    flat = {"type": "function", **function}
+    response = client.responses.create(
+        model=MODEL, input=items, tools=[flat], tool_choice="required", temperature=0, max_output_tokens=200
+    )
+    assert [(item.type, json.loads(item.arguments)) for item in response.output] == [
+        ("function_call", {"city": "Paris"}),
+        ("function_call", {"city": "Rome"}),
+    ]
 
 
 def test_a_response_calls_a_function_and_goes_on(client):

@@ -13,10 +13,11 @@ from tests.unit.api.test_responses import events, text_of
 
 from octavo_inference.core.request import Output
 from octavo_inference.server.errors import internal
-from octavo_inference.server.generation import TokenCounts
+from octavo_inference.server.generation import Piece, TokenCounts
 from octavo_inference.server.openai.responses import ChatLogprob, TopLogprob
-from octavo_inference.server.openai_responses.answer import Answer, finished
-from octavo_inference.server.openai_responses.events import EventWriter, failure, fragment
+from octavo_inference.server.openai_responses.answer import Answer
+from octavo_inference.server.openai_responses.events import EventWriter, failure, introduction_of
+from octavo_inference.server.openai_responses.outcome import finished
 from octavo_inference.tokenizer.detokenizer import Delta, Detokenizer
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -39,15 +40,13 @@ def test_a_stream_is_the_response_for_any_pieces(
     pieces: list[tuple[str, list[ChatLogprob]]], status: str, obfuscate: bool
 ) -> None:
     draft = response("resp_1", status=status)
-    answer = Answer(draft, "msg_1")
-    writer = EventWriter(draft, "msg_1", obfuscate=obfuscate)
-    stream = [*writer.introduction, *writer.opening]
+    answer = Answer(draft, is_plain=True)
+    writer = EventWriter(obfuscate=obfuscate)
+    stream = writer.write(introduction_of(draft))
     for text, logprobs in pieces:
-        answer.add(Delta(text, [1]), logprobs)
-        stream.append(writer.delta(answer.deltas, fragment(text, logprobs)))
-        answer.deltas += 1
+        stream += writer.write(answer.add(Piece(text, [1]), logprobs))
     final = finished(answer, TokenCounts(3, len(pieces)))
-    stream += writer.closing(answer.deltas, final)
+    stream += writer.write(answer.closing(final))
     found = events(b"".join(stream).decode())
     assert [event["sequence_number"] for event in found] == list(range(len(stream)))
     deltas = [event for event in found if event["type"] == "response.output_text.delta"]
@@ -60,7 +59,7 @@ def test_a_stream_is_the_response_for_any_pieces(
 
 
 def test_a_failure_of_the_server_is_an_error_event() -> None:
-    [event] = events(failure(7, internal("r1")).decode())
+    [event] = events(EventWriter(7).write([failure(internal("r1"))])[0].decode())
     assert event == {
         "type": "error",
         "sequence_number": 7,

@@ -9,6 +9,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 from tests.unit.api.test_tools import CALL, TEMPLATE, TOOL, prompt, use
 
+from octavo_protocol.response_id import response_of_item
+
 FUNCTION = {"type": "function", **TOOL["function"]}
 THINKING = f"<think>\nIt asks.\n</think>\n\nLet me see.\n{CALL}"
 EVENT = TypeAdapter(ResponseStreamEvent)
@@ -105,6 +107,23 @@ async def test_a_conversation_goes_on_behind_a_call(serve):
         "function_call",
         "function_call_output",
     ]
+
+
+async def test_references_to_thinking_and_calls_stand_for_them(serve):
+    async with serve() as server:
+        use(server, THINKING, TEMPLATE + "{# message.reasoning_content #}")
+        first = (await server.respond(tools=[FUNCTION], input="Hi")).json()
+        result = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
+        server.engine.answer = "It rains."
+        await server.respond(input=[result], previous_response_id=first["id"], tools=[FUNCTION])
+        one = prompt(server)
+        references = [{"type": "item_reference", "id": item["id"]} for item in first["output"]]
+        asked = {"role": "user", "content": "Hi"}
+        response = await server.respond(input=[asked, *references, result], tools=[FUNCTION])
+        assert response.status_code == 200, response.text
+        assert prompt(server) == one
+    assert {response_of_item(item["id"]) for item in first["output"]} == {first["id"]}
+    assert [item["id"].split("_")[0] for item in first["output"]] == ["rs", "msg", "fc"]
 
 
 async def test_a_cancelled_response_has_the_items_so_far(serve):

@@ -226,6 +226,83 @@ async def test_a_format_without_words_for_tools_still_shows_them(serve):
         assert (await server.chat(messages=[HI], tools=[TOOL])).status_code == 200
         text = prompt(server)
     assert '{"name": "weather", "description": "Tells the weather."' in text
+    assert '[TOOL_CALLS] [{"name": "function_name"' in text
+
+
+@pytest.mark.parametrize(
+    ("parser", "call", "result"),
+    [
+        (
+            "smollm2",
+            '<tool_call>[{"name": "weather", "arguments": {"city": "Rome"}}, {"name": ',
+            "<tool_response>\nrain\n",
+        ),
+        ("pythonic", "[weather(city='Rome'), weather(city='Oslo')]", "<tool_response>\nrain\n"),
+        (
+            "llama3_json",
+            '{"name": "weather", "parameters": {"city": "Rome"}}; {',
+            '{"output": "rain"}\n{"output": "snow"}',
+        ),
+        ("kimi_k2", "functions.weather:1<|tool_call_argument_begin|>{", "## Return of functions.weather:1\nsnow"),
+        ("none", '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>', "<tool_response>"),
+    ],
+)
+async def test_the_history_has_the_form_of_the_models_calls(serve, parser, call, result):
+    function = {"name": "weather", "arguments": '{"city": "Rome"}'}
+    other = {"name": "weather", "arguments": '{"city": "Oslo"}'}
+    calls = [
+        {"id": "call_1", "type": "function", "function": function},
+        {"id": "call_2", "type": "function", "function": other},
+    ]
+    history = [
+        HI,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "snow"},
+    ]
+    plain = "{% for message in messages %}[{{ message.role }}]{{ message.content }}\n{% endfor %}"
+    async with serve() as server:
+        use(server, "It rains.", plain, tools=parser)
+        assert (await server.chat(messages=history)).status_code == 200
+        text = prompt(server)
+    said, _, answered = text.partition("[assistant]")[2].partition("[user]")
+    assert call in said
+    assert result in answered
+    assert "[user]" not in answered
+
+
+# As Mistral's templates do.
+NINE = """{% for message in messages %}{% for call in message.tool_calls or [] %}
+{% if call.id | length != 9 %}{{ raise_exception("Tool call IDs should have length 9!") }}{% endif %}
+[call {{ call.id }}]{% endfor %}{% if message.tool_call_id %}
+{% if message.tool_call_id | length != 9 %}{{ raise_exception("Tool call IDs should have length 9!") }}{% endif %}
+[result {{ message.tool_call_id }}]{% endif %}{% endfor %}{% if tools %}[TOOL_CALLS]{% endif %}"""
+
+
+async def test_ids_are_as_mistrals_templates_want_them(serve):
+    written = '[TOOL_CALLS] [{"name": "weather", "arguments": {}}, {"name": "weather", "arguments": {}}]'
+    async with serve() as server:
+        use(server, written, NINE, tools="mistral")
+        calls = (await server.chat(tools=[TOOL], messages=[HI])).json()["choices"][0]["message"]["tool_calls"]
+        stream = events((await server.chat(tools=[TOOL], messages=[HI], stream=True)).text)
+        ids = [call["id"] for call in calls] + [call["id"] for call in message_of(stream)[0]["tool_calls"].values()]
+        assert len(set(ids)) == 4
+        assert all(len(one) == 9 and one.isalnum() for one in ids)
+
+        async def shown(given):
+            history = [
+                HI,
+                {"role": "assistant", "content": None, "tool_calls": [calls[0] | {"id": given}]},
+                {"role": "tool", "tool_call_id": given, "content": "rain"},
+            ]
+            response = await server.chat(tools=[TOOL], messages=history)
+            assert response.status_code == 200, response.text
+            called, _, answered = prompt(server).partition("[call ")[2].partition("[result ")
+            assert called.partition("]")[0] == answered.partition("]")[0]
+            return called.partition("]")[0]
+
+        assert await shown(ids[0]) == ids[0]
+        assert len({await shown("call_of_another_model"), await shown("call_2")} - set(ids)) == 2
 
 
 async def test_only_results_are_joined_with_the_message_of_the_user_behind_them(serve):

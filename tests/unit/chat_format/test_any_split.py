@@ -27,7 +27,7 @@ _VALUES = st.fixed_dictionaries(
         "tags": st.lists(st.text(alphabet="ab'\"\\]", max_size=5), max_size=3),
     },
 )
-_CALLS = st.one_of(
+CALLS = st.one_of(
     _VALUES.map(lambda values: ("get_weather", values)),
     st.just(("get_time", {})),
     st.dictionaries(st.sampled_from(["a", "b_1"]), st.integers() | st.sampled_from(["x y", "é<"]), max_size=2).map(
@@ -62,7 +62,7 @@ def _fragments(name: str) -> st.SearchStrategy[str]:
 @given(data=st.data())
 def test_streamed_equals_whole(variant: str, data: st.DataObject) -> None:
     name, write = WRITERS[variant]
-    calls = st.lists(_CALLS, min_size=1, max_size=3).map(write)
+    calls = st.lists(CALLS, min_size=1, max_size=3).map(write)
     broken = calls.flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[:n]))
     answer = "".join(data.draw(st.lists(st.one_of(_WORDS, _fragments(name), calls, broken), max_size=6)))
     cuts = data.draw(st.lists(st.integers(0, len(answer)), max_size=8))
@@ -74,7 +74,7 @@ def test_streamed_equals_whole(variant: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("variant", WRITERS)
 @settings(max_examples=25, deadline=None)
-@given(before=_PLAIN, calls=st.lists(_CALLS, min_size=1, max_size=3), after=_PLAIN)
+@given(before=_PLAIN, calls=st.lists(CALLS, min_size=1, max_size=3), after=_PLAIN)
 def test_calls_and_the_text_around_them(variant: str, before: str, calls: list[Call], after: str) -> None:
     name, write = WRITERS[variant]
     if name == "harmony":

@@ -9,7 +9,7 @@ import pytest
 
 from octavo_gateway.api.errors import ApiError
 from octavo_gateway.api.request_head import MOST_OUTPUT, most_output, read_head
-from octavo_protocol.response_id import message_id, response_id
+from octavo_protocol.response_id import item_id, response_id
 from octavo_protocol.routes import Work, route
 
 CHAT = route("POST", "/v1/chat/completions")
@@ -63,7 +63,8 @@ def test_a_malformed_body_is_refused_on_every_route(body):
 
 
 MADE = response_id("chat-0", "0123456789abcdef" * 2)
-REFERENCE = {"type": "item_reference", "id": message_id(MADE)}
+MESSAGE, CALL, THINKING = (item_id(MADE, kind, number) for number, kind in enumerate(("msg", "fc", "rs")))
+REFERENCE = {"type": "item_reference", "id": MESSAGE}
 ASKED = {"role": "user", "content": "Why?"}
 
 
@@ -73,17 +74,21 @@ ASKED = {"role": "user", "content": "Why?"}
         ({}, None),
         ({"input": "msg_ of a text"}, None),
         ({"input": [REFERENCE, ASKED]}, MADE),
-        ({"input": [ASKED, {"id": message_id(MADE)}]}, MADE),
+        ({"input": [ASKED, {"id": MESSAGE}]}, MADE),
         ({"input": [{"type": "item_reference", "id": "msg_1"}, REFERENCE]}, MADE),
+        ({"input": [{"type": "item_reference", "id": CALL}, ASKED]}, MADE),
+        ({"input": [ASKED, {"id": THINKING}]}, MADE),
+        ({"input": [{"type": "function_call", "id": CALL, "call_id": "call_1", "name": "f", "arguments": "{}"}]}, None),
+        ({"input": [{"type": "reasoning", "id": THINKING, "content": []}]}, None),
         ({"input": [REFERENCE], "previous_response_id": "resp_1"}, "resp_1"),
         ({"input": [REFERENCE | ASKED | {"type": "message"}]}, None),
-        ({"input": [{"id": message_id(MADE)} | ASKED]}, None),
+        ({"input": [{"id": MESSAGE} | ASKED]}, None),
         ({"input": [REFERENCE | {"id": ["msg_1"]}]}, None),
         ({"input": [REFERENCE, "msg_"]}, None),
         ({"input": '"msg_'}, None),
     ],
 )
-def test_a_reference_leads_to_the_response_of_its_message(fields, earlier):
+def test_a_reference_leads_to_the_response_of_its_item(fields, earlier):
     head = read_head(json.dumps({"model": "m"} | fields).encode(), route("POST", "/v1/responses"))
     assert head.earlier_response() == earlier
 

@@ -15,7 +15,7 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.http.response_finder import AT_A_TIME
 from octavo_gateway.pool.replica_selector import ReplicaSelector
 from octavo_gateway.pool.stored_responses import StoredAt, StoredResponses, is_response_id
-from octavo_protocol.response_id import message_id, response_id
+from octavo_protocol.response_id import ITEM_KINDS, item_id, response_id
 
 PATH = "/v1/responses"
 
@@ -73,11 +73,12 @@ async def test_the_next_turn_reaches_the_replica_of_the_first(world, pods):
         assert list((served(pods) - before).values()) == [3]
 
 
-async def test_a_reference_to_an_answer_reaches_the_replica_that_has_it(world, pods):
-    for _ in range(8):
+@pytest.mark.parametrize("kind", ITEM_KINDS)
+async def test_a_reference_to_an_item_reaches_the_replica_that_has_it(world, pods, kind):
+    for number in range(8):
         before = served(pods)
         first = await create(world)
-        await create(world, input=[{"type": "item_reference", "id": message_id(first)}])
+        await create(world, input=[{"type": "item_reference", "id": item_id(first, kind, number)}])
         assert list((served(pods) - before).values()) == [2]
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from octavo_protocol.response_id import message_id, replica_tag, response_id, response_of_message, tag_of
+from octavo_protocol.response_id import (
+    ITEM_KINDS,
+    ItemKind,
+    item_id,
+    replica_tag,
+    response_id,
+    response_of_item,
+    tag_of,
+)
 
 UNIQUE = "0123456789abcdef" * 2
 
@@ -25,12 +33,21 @@ def test_other_texts_have_none(given: str) -> None:
     assert tag_of(given) is None
 
 
-def test_the_id_of_a_message_leads_to_its_response() -> None:
+@pytest.mark.parametrize("kind", ITEM_KINDS)
+def test_the_id_of_an_item_leads_to_its_response(kind: ItemKind) -> None:
     response = response_id("chat-0", UNIQUE)
-    assert message_id(response).startswith("msg_")
-    assert response_of_message(message_id(response)) == response
+    ids = [item_id(response, kind, number) for number in range(200)]
+    assert len(set(ids)) == 200
+    assert {response_of_item(one) for one in ids} == {response}
+    assert all(one.startswith(f"{kind}_") for one in ids)
 
 
-@pytest.mark.parametrize("given", ["", "msg_", f"msg_{UNIQUE}", f"resp_01234567{UNIQUE}", f"msg_resp_01234567{UNIQUE}"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("", "msg_", f"msg_{UNIQUE}", f"fc_{UNIQUE}", f"resp_01234567{UNIQUE}", f"msg_resp_01234567{UNIQUE}"),
+        *(f"fco_01234567{UNIQUE}", f"fc_01234567{UNIQUE}_", f"fc_01234567{UNIQUE}_0", f"rs_01234567{UNIQUE}_1_2"),
+    ],
+)
 def test_other_ids_lead_to_none(given: str) -> None:
-    assert response_of_message(given) is None
+    assert response_of_item(given) is None

@@ -12,6 +12,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
 from octavo_inference.chat_format.formats.sections import section
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
 from octavo_inference.chat_format.readers import Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -38,13 +39,29 @@ def _plain(calls: Calls, at: str) -> Reader[str]:
     return (yield from json_arguments(calls, name, at))
 
 
+def _v3_text(call: PastCall) -> str:
+    return f"{call.name}{_FENCE}{json_text(call.arguments)}{_FENCE_END}"
+
+
+def _v31_text(call: PastCall) -> str:
+    return f"{call.name}{_SEPARATOR}{json_text(call.arguments)}"
+
+
+def _v31_result(result: PastResult) -> str:
+    return f"<｜tool▁output▁begin｜>{result.content}<｜tool▁output▁end｜>"
+
+
+def _v3_result(result: PastResult) -> str:
+    return f"<｜tool▁outputs▁begin｜>{_v31_result(result)}<｜tool▁outputs▁end｜>"
+
+
 def _v3_layout(_: Mapping[str, int]) -> CallLayout:
     one = f"{_ONE}function{_SEPARATOR}"
-    return CallLayout(f"{_ALL}{one}", f"{_ONE_END}\n{one}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+    return CallLayout(f"{_ALL}{one}", f"{_ONE_END}\n{one}", f"{_ONE_END}{_ALL_END}", _v3_text, _v3_result, _ALL)
 
 
 def _v31_layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout(f"{_ALL}{_ONE}", f"{_ONE_END}{_ONE}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+    return CallLayout(f"{_ALL}{_ONE}", f"{_ONE_END}{_ONE}", f"{_ONE_END}{_ALL_END}", _v31_text, _v31_result, _ALL)
 
 
 def _v3_call(rules: Rules, tool: ToolSpec) -> str:

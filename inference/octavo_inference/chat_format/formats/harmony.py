@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.events import AnswerParser, Event
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
 from octavo_inference.chat_format.readers import END, Reader, until
 from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat
@@ -27,10 +28,9 @@ _MAX_HEADER = 1000
 
 
 class HarmonyParser:
-    """An `AnswerParser` of calls and thinking."""
+    """An `AnswerParser` of calls and thinking. It shows none of the format's markers as text."""
 
-    def __init__(self, tools: Sequence[ToolSpec], hidden: Collection[str] = ()) -> None:
-        del hidden  # as all markers are
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self.in_reasoning = False
         self._calls = Calls(tools)
         self._reader = self._messages()
@@ -90,8 +90,17 @@ def _header(marker: str, at: str) -> Reader[tuple[str, bool, str]]:
     return read, False, at
 
 
-def _parse(tools: Sequence[ToolSpec], hidden: Collection[str]) -> AnswerParser:
-    return HarmonyParser(tools, hidden)
+def _parse(tools: Sequence[ToolSpec], _: Collection[str]) -> AnswerParser:
+    return HarmonyParser(tools)
+
+
+def _text(call: PastCall) -> str:
+    return f"{call.name} {_CONSTRAIN}json{_MESSAGE}{json_text(call.arguments)}"
+
+
+def _result(result: PastResult) -> str:
+    head = f"{_START}functions.{result.name} to=assistant{_CHANNEL}commentary"
+    return f"{head}{_MESSAGE}{result.content}{_STOP}"
 
 
 def _layout(special: Mapping[str, int]) -> CallLayout:
@@ -105,6 +114,8 @@ def _layout(special: Mapping[str, int]) -> CallLayout:
         opening,
         f"{_CALL}{_START}assistant{opening}",
         "",
+        _text,
+        _result,
         no_call=f"{final} TEXT",
         before=before,
         before_answer=final,

@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
+from octavo_inference.chat_format.past_calls import object_text
 from octavo_inference.chat_format.readers import Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -26,11 +27,11 @@ def _block(calls: Calls, _: str) -> Reader[str]:
 
 
 def _hermes_layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout(f"{START}\n", f"\n{END_MARKER}\n{START}\n", f"\n{END_MARKER}", trigger=START)
+    return CallLayout(f"{START}\n", f"\n{END_MARKER}\n{START}\n", f"\n{END_MARKER}", object_text, trigger=START)
 
 
 def _list_layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout(f"{START}[", ", ", f"]{END_MARKER}", trigger=START)
+    return CallLayout(f"{START}[", ", ", f"]{END_MARKER}", object_text, trigger=START)
 
 
 def described(tool: ToolSpec) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, named_object
+from octavo_inference.chat_format.past_calls import PastResult, json_text, object_text
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 
@@ -32,13 +33,19 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
 def _granite_layout(special: Mapping[str, int]) -> CallLayout:
     start = _TOKEN if _TOKEN in special else _TEXT
     barred = (_TEXT,) if start == _TOKEN else (_TOKEN,)
-    return CallLayout(f"{start}[", ", ", "]", trigger=start, barred=barred)
+    return CallLayout(f"{start}[", ", ", "]", object_text, trigger=start, barred=barred)
+
+
+def _phi4_result(result: PastResult) -> str:
+    return json_text({"result": result.content})
 
 
 def _phi4_layout(special: Mapping[str, int]) -> CallLayout:
     if _TOKEN in special:
-        return CallLayout(f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", trigger=_TOKEN, barred=(f"{_FUNCTOOLS}[",))
-    return CallLayout(f"{_FUNCTOOLS}[", ", ", "]", trigger=f"{_FUNCTOOLS}[", barred=(_TOKEN,))
+        return CallLayout(
+            f"{_TOKEN}[", ", ", f"]{_TOKEN_END}", object_text, _phi4_result, _TOKEN, barred=(f"{_FUNCTOOLS}[",)
+        )
+    return CallLayout(f"{_FUNCTOOLS}[", ", ", "]", object_text, _phi4_result, f"{_FUNCTOOLS}[", barred=(_TOKEN,))
 
 
 GRANITE = ToolFormat("granite", (_TOKEN,), blocks(_block, (_TOKEN, _TEXT)), _granite_layout, named_object)

@@ -6,12 +6,14 @@ vLLM's tests/tool_parsers/test_kimi_k2_tool_parser.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import json_arguments
 from octavo_inference.chat_format.formats.sections import section
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -20,6 +22,7 @@ _ALL, _ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _ONE, _ONE_END = "<|tool_call_begin|>", "<|tool_call_end|>"
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _SPACE_NAME = "functions."
+_ID = re.compile(r"functions\.[A-Za-z0-9_.-]+:[0-9]{1,10}", re.ASCII)
 _COLON = frozenset(":")
 _DIGITS = frozenset("0123456789")
 
@@ -44,9 +47,21 @@ def _number(at: str) -> Reader[tuple[str, str]]:
     return read, at
 
 
+def _own_id(given: str, name: str, number: int) -> str:
+    return given if _ID.fullmatch(given) else f"{_SPACE_NAME}{name}:{number}"
+
+
+def _text(call: PastCall) -> str:
+    return f"{call.id.removeprefix(_SPACE_NAME)}{_ARGUMENTS}{json_text(call.arguments)}"
+
+
+def _result(result: PastResult) -> str:
+    return f"## Return of {result.id}\n{result.content}"
+
+
 def _layout(_: Mapping[str, int]) -> CallLayout:
     opening = f"{_ONE}{_SPACE_NAME}"
-    return CallLayout(f"{_ALL}{opening}", f"{_ONE_END}{opening}", f"{_ONE_END}{_ALL_END}", trigger=_ALL)
+    return CallLayout(f"{_ALL}{opening}", f"{_ONE_END}{opening}", f"{_ONE_END}{_ALL_END}", _text, _result, _ALL)
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:
@@ -56,5 +71,10 @@ def _call(rules: Rules, tool: ToolSpec) -> str:
 
 _MARKERS = (_ALL, _ALL_END, _ONE, _ONE_END, _ARGUMENTS)
 KIMI_K2 = ToolFormat(
-    "kimi_k2", _MARKERS, blocks(section(_read_call, _ONE, _ONE_END, _ALL_END), (_ALL,)), _layout, _call
+    "kimi_k2",
+    _MARKERS,
+    blocks(section(_read_call, _ONE, _ONE_END, _ALL_END), (_ALL,)),
+    _layout,
+    _call,
+    own_id=_own_id,
 )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import call_object, named_object
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text, object_text
 from octavo_inference.chat_format.readers import Reader, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -33,8 +34,16 @@ def _block(calls: Calls, marker: str) -> Reader[str]:
     return at
 
 
+def _text(call: PastCall) -> str:
+    return object_text(call, "parameters")
+
+
+def _result(result: PastResult) -> str:
+    return json_text({"output": result.content})
+
+
 def _layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout("", "; ", "", no_call=r"/(\s*[^{\s](.|\n)*)?/")
+    return CallLayout("", "; ", "", _text, _result, no_call=r"/(\s*[^{\s](.|\n)*)?/")
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:

@@ -7,16 +7,21 @@ the tokenizer's version 7, then `[TOOL_CALLS]name{...}` (11) and `[TOOL_CALLS]na
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.json_calls import calls_in_json, json_arguments, named_object
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
 _START, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
+_RESULT, _RESULT_END = "[TOOL_RESULTS]", "[/TOOL_RESULTS]"
+_OWN_ID = re.compile(r"[a-zA-Z0-9]{9}", re.ASCII)
 _JSON = frozenset("[{")
 _BEHIND_NAME = frozenset("[{ ")
 _ID_SIZE = 64
@@ -45,10 +50,33 @@ def _call_id(at: str) -> Reader[tuple[str, str]]:
     return read, (yield from literal(_ARGS, at))
 
 
+def _own_id(given: str, *_: object) -> str:
+    """Templates refuse ids that are not nine letters and digits."""
+    if _OWN_ID.fullmatch(given):
+        return given
+    return hashlib.blake2b(given.encode(errors="replace")).hexdigest()[:9]
+
+
+def _object_text(call: PastCall) -> str:
+    return json_text({"name": call.name, "arguments": call.arguments, "id": call.id})
+
+
+def _named_text(call: PastCall) -> str:
+    return f"{call.name}{_ARGS}{json_text(call.arguments)}"
+
+
+def _result(result: PastResult) -> str:
+    return f"{_RESULT} {json_text({'content': result.content, 'call_id': result.id})}{_RESULT_END}"
+
+
+def _bare_result(result: PastResult) -> str:
+    return f"{_RESULT}{result.content}{_RESULT_END}"
+
+
 def _layout(special: Mapping[str, int]) -> CallLayout:
     if _ARGS in special:
-        return CallLayout(_START, _START, "", trigger=_START)
-    return CallLayout(f"{_START} [", ", ", "]", trigger=_START)
+        return CallLayout(_START, _START, "", _named_text, _bare_result, _START)
+    return CallLayout(f"{_START} [", ", ", "]", _object_text, _result, _START)
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:
@@ -57,4 +85,4 @@ def _call(rules: Rules, tool: ToolSpec) -> str:
     return named_object(rules, tool)
 
 
-MISTRAL = ToolFormat("mistral", (_START, _ARGS, _ID), blocks(_block, (_START,)), _layout, _call)
+MISTRAL = ToolFormat("mistral", (_START, _ARGS, _ID), blocks(_block, (_START,)), _layout, _call, own_id=_own_id)

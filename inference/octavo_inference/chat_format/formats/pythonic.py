@@ -13,6 +13,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.bare_values import keyword_arguments
 from octavo_inference.chat_format.formats.python_values import python_value
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall
 from octavo_inference.chat_format.readers import NotACallError, Reader, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -69,8 +70,12 @@ def _nowhere(_: str) -> None:
     """No place for it."""
 
 
+def _text(call: PastCall) -> str:
+    return f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})"
+
+
 def _layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout("[", ", ", "]", no_call=r"/(\s*[^\[\s](.|\n)*)?/")
+    return CallLayout("[", ", ", "]", _text, no_call=r"/(\s*[^\[\s](.|\n)*)?/")
 
 
 def _call(rules: Rules, tool: ToolSpec) -> str:

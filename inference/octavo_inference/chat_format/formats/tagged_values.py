@@ -7,12 +7,14 @@ test_qwen3coder_tool_parser.py.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 from octavo_inference.chat_format.arguments import Arguments
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.formats.bare_values import tagged_parameters
 from octavo_inference.chat_format.lark import Rules
+from octavo_inference.chat_format.past_calls import PastCall, bare_text
 from octavo_inference.chat_format.readers import NotACallError, Reader, literal, one_of, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
@@ -97,12 +99,28 @@ def _glm_call(rules: Rules, tool: ToolSpec) -> str:
 
 
 def _glm_layout(_: Mapping[str, int]) -> CallLayout:
-    return CallLayout(_CALL, f"{_CALL_END}\n{_CALL}", _CALL_END, trigger=_CALL)
+    return CallLayout(_CALL, f"{_CALL_END}\n{_CALL}", _CALL_END, _glm_text, trigger=_CALL)
 
 
-def _functions_layout(start: str, end: str) -> CallLayout:
+def _glm_text(call: PastCall) -> str:
+    values = (
+        f"{_KEY}{key}{_KEY_END}\n{_VALUE}{bare_text(value)}{_VALUE_END}\n" for key, value in call.arguments.items()
+    )
+    return f"{call.name}\n{''.join(values)}"
+
+
+def _function_text(call: PastCall, space: str) -> str:
+    """`space` is around each value."""
+    values = (
+        f"{_PARAMETER}{key}>{space}{bare_text(value)}{space}{_PARAMETER_END}\n" for key, value in call.arguments.items()
+    )
+    return f"{call.name}>\n{''.join(values)}"
+
+
+def _functions_layout(start: str, end: str, space: str) -> CallLayout:
     opening, closing = f"{start}\n{_FUNCTION}", f"{_FUNCTION_END}\n{end}"
-    return CallLayout(opening, f"{closing}\n{opening}", closing, trigger=start, barred=(_FUNCTION,))
+    write = functools.partial(_function_text, space=space)
+    return CallLayout(opening, f"{closing}\n{opening}", closing, write, trigger=start, barred=(_FUNCTION,))
 
 
 GLM45 = ToolFormat(
@@ -116,13 +134,13 @@ QWEN3_CODER = ToolFormat(
     "qwen3_coder",
     (_CALL, _CALL_END),
     blocks(_functions, (_CALL, _FUNCTION)),
-    lambda _: _functions_layout(_CALL, _CALL_END),
+    lambda _: _functions_layout(_CALL, _CALL_END, "\n"),
     _qwen_call,
 )
 SEED_OSS = ToolFormat(
     "seed_oss",
     (_SEED, _SEED_END),
     blocks(_functions, (_SEED, _FUNCTION)),
-    lambda _: _functions_layout(_SEED, _SEED_END),
+    lambda _: _functions_layout(_SEED, _SEED_END, ""),
     _seed_call,
 )

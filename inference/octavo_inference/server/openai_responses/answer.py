@@ -1,102 +1,186 @@
-"""Collects an answer that is one text, and makes the response of an answer."""
+"""Collects an answer into items, and makes their events."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import assert_never
 
 import msgspec
 
-from octavo_inference.core.request import DEADLINE
-from octavo_inference.server.errors import ApiError
-from octavo_inference.server.generation import TokenCounts
+from octavo_inference.chat_format.events import CallStart, Event, Reasoning, Text, continues
+from octavo_inference.server.generation import Piece
 from octavo_inference.server.openai.responses import ChatLogprob
-from octavo_inference.server.openai_responses.items import AnswerText, ItemStatus, MessageItem, OutputItem
-from octavo_inference.server.openai_responses.resource import (
-    IncompleteDetails,
-    ResponseFailure,
-    ResponseObject,
-    ResponseUsage,
-    Status,
+from octavo_inference.server.openai_responses.events import (
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ContentPartAddedEvent,
+    ContentPartDoneEvent,
+    EventForm,
+    OutputItemAddedEvent,
+    OutputItemDoneEvent,
+    ReasoningDeltaEvent,
+    ReasoningDoneEvent,
+    StreamEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+    WrittenEvent,
+    delta_form,
+    last_of,
+    text_delta,
+    written,
 )
+from octavo_inference.server.openai_responses.items import (
+    AnswerText,
+    FunctionCallItem,
+    ItemStatus,
+    MessageItem,
+    OutputItem,
+    ReasoningItem,
+    ReasoningText,
+)
+from octavo_inference.server.openai_responses.resource import ResponseObject
 from octavo_inference.tokenizer.detokenizer import Delta
+from octavo_protocol.response_id import ItemKind, item_id
+
+_encode = msgspec.json.Encoder().encode
+_rows = msgspec.json.Decoder(list[ChatLogprob]).decode
 
 
 @dataclass(slots=True)
-class Answer:
-    """The answer so far. `draft` is the response before its first token, `deltas` counts the events of its text."""
+class _Growing:
+    """An item that grows. `first` is its first part, `form` that of its deltas.
 
-    draft: ResponseObject
-    item_id: str
+    `logprobs` are in JSON: as objects they would take several times the memory.
+    """
+
+    id: str
+    first: Event
+    form: EventForm
     texts: list[str] = field(default_factory=list)
-    logprobs: list[ChatLogprob] = field(default_factory=list)
-    deltas: int = 0
-    last: Delta | None = None
+    logprobs: list[bytes] = field(default_factory=list)
 
-    def add(self, piece: Delta, logprobs: list[ChatLogprob]) -> None:
-        """Append a piece of the answer."""
-        self.texts.append(piece.text)
-        self.logprobs += logprobs
+    def item(self, status: ItemStatus) -> OutputItem:
+        text = "".join(self.texts)
+        if isinstance(self.first, CallStart):
+            return FunctionCallItem(self.id, self.first.id or "", self.first.name, text, status)
+        if isinstance(self.first, Reasoning):
+            return ReasoningItem(self.id, [ReasoningText(text)], status)
+        logprobs = [row for rows in self.logprobs for row in _rows(rows)]
+        return MessageItem(self.id, "assistant", [AnswerText(text, [], logprobs)], status)
+
+
+class Answer:
+    """The answer so far, as items. `draft` is the response before its first token.
+
+    `last` is the last piece, if that has come. `is_plain`: the answer is one text, so that its pieces have no parts.
+    """
+
+    def __init__(self, draft: ResponseObject, *, is_plain: bool) -> None:
+        self.draft = draft
+        self.last: Delta | None = None
+        self._is_plain = is_plain
+        self._items: list[_Growing] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """True before the first item."""
+        return not self._items
+
+    def add(self, piece: Piece, logprobs: list[ChatLogprob]) -> list[WrittenEvent]:
+        """Append the parts of a piece. Returns their events.
+
+        `logprobs` are those of the piece. They are part of the answer's text, if there is any in the piece.
+        """
         if piece.finish_reason is not None:
             self.last = piece
+        events: list[WrittenEvent] = []
+        for part in self._parts(piece, logprobs):
+            if not self._items or not continues(self._items[-1].first, part):
+                if self._items:
+                    events += map(written, _ended(self._items[-1].item("completed"), len(self._items) - 1))
+                events += map(written, self._begin(part))
+            if isinstance(part, CallStart):
+                continue
+            item = self._items[-1]
+            item.texts.append(part.text)
+            scores = None
+            if isinstance(part, Text):
+                scores = b"[]"
+                if logprobs:
+                    scores, logprobs = _encode(logprobs), []
+                    item.logprobs.append(scores)
+            events.append(text_delta(item.form, part.text, scores))
+        return events
 
     def items(self, status: ItemStatus) -> list[OutputItem]:
-        """The message of the answer. One that ended without text is empty, unless it failed."""
-        return [self.item(status)]
+        """The items so far; the last one has this status. An answer without any is an empty message."""
+        if not self._items:
+            return [MessageItem(self._id("msg"), "assistant", [AnswerText("")], status)]
+        return [item.item("completed") for item in self._items[:-1]] + [self._items[-1].item(status)]
 
-    @property
-    def is_empty(self) -> bool:
-        """True before the first piece."""
-        return not self.texts
+    def forget(self) -> None:
+        """Keep of the items only what `closing` needs."""
+        self._items = [_Growing(item.id, item.first, item.form) for item in self._items]
 
-    def item(self, status: ItemStatus) -> MessageItem:
-        """The message of the answer."""
-        return MessageItem(self.item_id, "assistant", [AnswerText("".join(self.texts), [], self.logprobs)], status)
+    def closing(self, final: ResponseObject) -> list[WrittenEvent]:
+        """The events behind the last part, up to the last event."""
+        events: list[StreamEvent] = []
+        if final.output:
+            if not self._items:
+                events += _begun(final.output[0].id, Text(""), 0)
+            events += _ended(final.output[-1], len(final.output) - 1)
+        return [written(event) for event in (*events, last_of(final))]
 
+    def _id(self, kind: ItemKind) -> str:
+        return item_id(self.draft.id, kind, len(self._items))
 
-class AnswerItems(Protocol):
-    """An answer so far. `last` is its last piece, if that has come."""
+    def _parts(self, piece: Piece, logprobs: list[ChatLogprob]) -> Sequence[Event]:
+        if not self._is_plain:
+            return piece.parts
+        return [Text(piece.text)] if piece.text or logprobs else []
 
-    draft: ResponseObject
-    last: Delta | None
-
-    @property
-    def is_empty(self) -> bool:
-        """True before the first piece."""
-        ...
-
-    def items(self, status: ItemStatus) -> list[OutputItem]:
-        """The items of the answer; the last one has this status."""
-        ...
-
-
-def finished(answer: AnswerItems, counts: TokenCounts) -> ResponseObject:
-    """The response after the last piece: completed, or incomplete with the reason."""
-    last = answer.last
-    if last is None or last.finish_reason != "length":
-        return _ended(answer, "completed", "completed", counts)
-    reason = IncompleteDetails("deadline" if last.stop_reason == DEADLINE else "max_output_tokens")
-    return msgspec.structs.replace(_ended(answer, "incomplete", "incomplete", counts), incomplete_details=reason)
+    def _begin(self, part: Event) -> list[StreamEvent]:
+        name, index = self._id(_KINDS[type(part)]), len(self._items)
+        self._items.append(_Growing(name, part, delta_form(_delta(name, index, part))))
+        return _begun(name, part, index)
 
 
-def failed(answer: AnswerItems, error: ApiError, counts: TokenCounts) -> ResponseObject:
-    """The response after a failure, with the items so far."""
-    failure = ResponseFailure("invalid_prompt" if error.status == 400 else "server_error", error.message)
-    return msgspec.structs.replace(_ended(answer, "failed", "incomplete", counts), error=failure)
+_KINDS: dict[type[Event], ItemKind] = {Text: "msg", Reasoning: "rs", CallStart: "fc"}
 
 
-def cancelled(answer: AnswerItems, counts: TokenCounts) -> ResponseObject:
-    """The response after its cancellation, with the items so far."""
-    return _ended(answer, "cancelled", "incomplete", counts)
+def _begun(name: str, first: Event, index: int) -> list[StreamEvent]:
+    if isinstance(first, CallStart):
+        call = FunctionCallItem(name, first.id or "", first.name, "", "in_progress")
+        return [OutputItemAddedEvent(0, call, index)]
+    if isinstance(first, Reasoning):
+        added = ReasoningItem(name, [], "in_progress")
+        return [OutputItemAddedEvent(0, added, index), ContentPartAddedEvent(0, name, ReasoningText(""), index)]
+    message = MessageItem(name, "assistant", [], "in_progress")
+    return [OutputItemAddedEvent(0, message, index), ContentPartAddedEvent(0, name, AnswerText(""), index)]
 
 
-def _ended(answer: AnswerItems, status: Status, item_status: ItemStatus, counts: TokenCounts) -> ResponseObject:
-    has_output = status in {"completed", "incomplete"} or not answer.is_empty
-    return msgspec.structs.replace(
-        answer.draft,
-        status=status,
-        completed_at=int(time.time()) if status == "completed" else None,
-        output=answer.items(item_status) if has_output else [],
-        usage=ResponseUsage.of(counts),
-    )
+def _delta(name: str, index: int, part: Event) -> TextDeltaEvent | ReasoningDeltaEvent | ArgumentsDeltaEvent:
+    if isinstance(part, Reasoning):
+        return ReasoningDeltaEvent(0, name, index, 0, "")
+    if isinstance(part, Text):
+        return TextDeltaEvent(0, name, index, 0, "", [])
+    return ArgumentsDeltaEvent(0, name, index, "")
+
+
+def _ended(item: OutputItem, index: int) -> list[StreamEvent]:
+    events: list[StreamEvent]
+    if isinstance(item, FunctionCallItem):
+        events = [ArgumentsDoneEvent(0, item.id, index, item.arguments, item.name)]
+    elif isinstance(item, ReasoningItem):
+        part = item.content[0]
+        events = [ReasoningDoneEvent(0, item.id, index, 0, part.text), ContentPartDoneEvent(0, item.id, part, index)]
+    elif isinstance(item, MessageItem):
+        text = item.content[0] if isinstance(item.content[0], AnswerText) else AnswerText("")
+        events = [
+            TextDoneEvent(0, item.id, text.text, text.logprobs, index),
+            ContentPartDoneEvent(0, item.id, text, index),
+        ]
+    else:
+        assert_never(item)
+    return [*events, OutputItemDoneEvent(0, item, index)]

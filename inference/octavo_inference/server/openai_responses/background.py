@@ -11,7 +11,7 @@ import msgspec
 
 from octavo_inference.server.errors import ApiError, internal
 from octavo_inference.server.generation import Generation, TokenCounts
-from octavo_inference.server.openai_responses.answer import cancelled, failed, finished
+from octavo_inference.server.openai_responses.outcome import cancelled, failed, finished
 from octavo_inference.server.openai_responses.record import Record
 from octavo_inference.server.openai_responses.resource import ResponseObject
 
@@ -51,12 +51,11 @@ class BackgroundRun:
 
         def end(task: asyncio.Task[ApiError | None]) -> None:
             submitted.close()
-            self._record.complete()
             final = self._result(task, generation.counts)
             self.final = _encode(final)
             done(final, self.final)
             # The JSON is counted in the store; the objects are not.
-            self._record.release()
+            self._record.answer.forget()
             self._task = None
             self._notify()
 

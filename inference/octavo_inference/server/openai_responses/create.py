@@ -28,23 +28,22 @@ from octavo_inference.server.http import (
 )
 from octavo_inference.server.openai.responses import ChatLogprob, chat_logprobs
 from octavo_inference.server.openai.token_text import TokenLabels
-from octavo_inference.server.openai_responses.answer import Answer, failed, finished
+from octavo_inference.server.openai_responses.answer import Answer
 from octavo_inference.server.openai_responses.background import BackgroundRun
 from octavo_inference.server.openai_responses.conversation import conversation, input_tokens, room_for
-from octavo_inference.server.openai_responses.events import failure
+from octavo_inference.server.openai_responses.events import EventWriter, failure, introduction_of
 from octavo_inference.server.openai_responses.items import Item
-from octavo_inference.server.openai_responses.part_answer import PartAnswer
-from octavo_inference.server.openai_responses.record import PartRecord, Record, TextRecord
+from octavo_inference.server.openai_responses.outcome import failed, finished
+from octavo_inference.server.openai_responses.record import Record
 from octavo_inference.server.openai_responses.request_body import INCLUDE_LOGPROBS, CreateResponseBody
 from octavo_inference.server.openai_responses.resource import ReasoningSettings, ResponseObject
 from octavo_inference.server.openai_responses.store import ResponseStore, StoredResponse
-from octavo_inference.server.openai_responses.stream import PartStream, TextStream
 from octavo_inference.server.openai_responses.text_format import requested_format, text_settings
 from octavo_inference.server.openai_responses.tools import tools_of
 from octavo_inference.server.planning import check_grammar
 from octavo_inference.server.prompts import engine_requests, prompt_headers, tenant_of
 from octavo_inference.server.service import Loaded, Service
-from octavo_protocol.response_id import message_id, response_id
+from octavo_protocol.response_id import response_id
 
 log = logging.getLogger("octavo.http")
 _encode = msgspec.json.Encoder().encode
@@ -54,7 +53,7 @@ _encode = msgspec.json.Encoder().encode
 class _Exchange:
     """A request in work: its answer so far, the items before it, and where it is stored."""
 
-    answer: Answer | PartAnswer
+    answer: Answer
     items: list[Item]
     tenant: str
     store: ResponseStore
@@ -93,7 +92,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
     prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
-    answer = Answer(draft, message_id(draft.id)) if planned.is_plain else PartAnswer(draft)
+    answer = Answer(draft, is_plain=planned.is_plain)
     exchange = _Exchange(
         answer, items, tenant, service.responses, loaded, body.wants_logprobs, request.scope[REQUEST_ID]
     )
@@ -122,7 +121,7 @@ async def _whole(exchange: _Exchange, generation: Generation) -> bytes:
 
 async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: bool) -> AsyncGenerator[bytes | None]:
     answer = exchange.answer
-    stream = TextStream(answer, obfuscate) if isinstance(answer, Answer) else PartStream(answer, obfuscate)
+    writer = EventWriter(obfuscate=obfuscate)
     introduced = False
     with generation:
         try:
@@ -131,9 +130,9 @@ async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: boo
                 if not introduced:
                     # Not before the first token: until then a failure is an HTTP error. After a silence it is too late.
                     introduced = True
-                    written += stream.introduction
+                    written += writer.write(introduction_of(answer.draft))
                 for _, piece in ready or ():
-                    written += stream.add(piece, exchange.logprobs(piece))
+                    written += writer.write(answer.add(piece, exchange.logprobs(piece)))
                 yield None if ready is None and not written else b"".join(written)
             final = finished(answer, generation.counts)
         except ApiError as error:
@@ -144,21 +143,15 @@ async def _events(exchange: _Exchange, generation: Generation, *, obfuscate: boo
             if not introduced:
                 raise
             log.exception("stream failed", extra={"request_id": exchange.request_id})
-            yield failure(stream.next_number, internal(exchange.request_id))
+            yield b"".join(writer.write([failure(internal(exchange.request_id))]))
             return
     exchange.keep(final)
-    yield b"".join(stream.closing(final))
+    yield b"".join(writer.write(answer.closing(final)))
 
 
 def _start(exchange: _Exchange, generation: Generation) -> BackgroundRun:
     """Submit a response of the background and store it. Raises `ApiError` if there is no room."""
-    answer = exchange.answer
-    record: Record
-    if isinstance(answer, Answer):
-        record = TextRecord(answer, exchange.logprobs)
-    else:
-        record = PartRecord(answer, exchange.logprobs)
-    run = BackgroundRun(record, exchange.request_id)
+    run = BackgroundRun(Record(exchange.answer, exchange.logprobs), exchange.request_id)
     store = exchange.store
     entry = StoredResponse.of(exchange.tenant, exchange.items, exchange.answer.draft, run)
     if not store.accepts(entry):

@@ -1,32 +1,33 @@
-"""The events of a stream, numbered from 0. Each is a function of the response and its number, so a stream can resume.
+"""The events of a stream, numbered from 0.
 
 response.created, [response.queued,] response.in_progress      introduction
-response.output_item.added, response.content_part.added        opening, with the first piece of the answer
+response.output_item.added, response.content_part.added        with the first piece of an item
 response.output_text.delta ...
 response.output_text.done, response.content_part.done,
-response.output_item.done, response.completed                  closing; or response.incomplete or response.failed
+response.output_item.done                                      with the next item, or at the end
+response.completed                                             or response.incomplete or response.failed
 
-An answer with thinking or calls has several items, one after the other: `part_answer` writes their events.
+An answer with thinking or calls has several items, one after the other: `answer` makes their events. Events are kept
+without their numbers, so that a stream can resume anywhere.
 """
 
 from __future__ import annotations
 
+import functools
 import random
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.openai.responses import ChatLogprob
-from octavo_inference.server.openai_responses.items import AnswerText, MessageItem, OutputItem, ReasoningText
+from octavo_inference.server.openai_responses.items import AnswerText, OutputItem, ReasoningText
 from octavo_inference.server.openai_responses.resource import ResponseObject
 
 _PADDED_TO = 32
 _PADDING = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 _encode = msgspec.json.Encoder().encode
-
-
-class _Fragment(msgspec.Struct):
-    logprobs: list[ChatLogprob]
 
 
 class _ResponseEvent(msgspec.Struct, frozen=True):
@@ -182,100 +183,91 @@ StreamEvent = (
 )
 
 
-def fragment(text: str, logprobs: list[ChatLogprob]) -> bytes:
-    """What is new in a delta event: the end of its JSON object, from the value of `delta` on."""
-    if not logprobs:
-        return _encode(text) + b',"logprobs":[]}'
-    return b'%b,"logprobs":%b}' % (_encode(text), _encode(logprobs))
+class EventForm(NamedTuple):
+    """The beginning of an event, around its number: the same for all deltas of an item."""
+
+    before: bytes
+    behind: bytes = b""
 
 
-def fragment_logprobs(piece: bytes) -> list[ChatLogprob]:
-    """The log-probabilities in a piece from `fragment`."""
-    return msgspec.json.decode(b'{"delta":' + piece, type=_Fragment).logprobs
+class WrittenEvent(NamedTuple):
+    """An event without its number."""
+
+    form: EventForm
+    rest: bytes
 
 
 class EventWriter:
-    """Writes the events of one response. `draft` is the response before its first token.
+    """Writes events one after the other. `number` is that of the next one."""
 
-    `introduction` and `opening` are their events; `text_starts` is the number of the first delta.
-    """
-
-    def __init__(self, draft: ResponseObject, item_id: str, *, obfuscate: bool = False) -> None:
-        self._item_id = item_id
+    def __init__(self, number: int = 0, *, obfuscate: bool = False) -> None:
+        self.number = number
         self._obfuscate = obfuscate
-        self._head = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","sequence_number":'
-        self._middle = b',"item_id":%b,"output_index":0,"content_index":0,"delta":' % _encode(item_id)
-        self.introduction = introduction_of(draft)
-        number = len(self.introduction)
-        item = MessageItem(item_id, "assistant", [], "in_progress")
-        self.opening = [
-            _event(OutputItemAddedEvent(number, item)),
-            _event(ContentPartAddedEvent(number + 1, item_id, AnswerText(""))),
-        ]
-        self.text_starts = number + 2
 
-    def delta(self, index: int, piece: bytes) -> bytes:
-        """The event of the piece of this index; `piece` is from `fragment`. Runs once per token."""
-        if self._obfuscate:
-            piece = b'%b,"obfuscation":"%b"}' % (piece[:-1], _padding(len(piece)))
-        return b"%b%d%b%b\n\n" % (self._head, self.text_starts + index, self._middle, piece)
-
-    def closing(self, pieces: int, final: ResponseObject) -> list[bytes]:
-        """The events after the delta of the last piece. Without a message there is only the last event."""
-        if not final.output:
-            return [last_of(len(self.introduction), final)]
-        [item] = final.output
-        parts = item.content if isinstance(item, MessageItem) else []
-        [part] = [part for part in parts if isinstance(part, AnswerText)]
-        number = self.text_starts + pieces
-        return [
-            _event(TextDoneEvent(number, self._item_id, part.text, part.logprobs)),
-            _event(ContentPartDoneEvent(number + 1, self._item_id, part)),
-            _event(OutputItemDoneEvent(number + 2, item)),
-            last_of(number + 3, final),
-        ]
+    def write(self, events: Iterable[WrittenEvent]) -> list[bytes]:
+        """The events with their numbers, deltas padded if asked for. Runs once per token."""
+        written = [b"%b%d%b%b" % (e.form.before, n, e.form.behind, e.rest) for n, e in enumerate(events, self.number)]
+        self.number += len(written)
+        return [_padded(event) for event in written] if self._obfuscate else written
 
 
-def encoded(message: StreamEvent, number: int) -> bytes:
-    """An event with its number."""
-    return _event(msgspec.structs.replace(message, sequence_number=number))
+def written(message: StreamEvent) -> WrittenEvent:
+    """An event as JSON. Its own number does not count."""
+    form = _form_of(str(message.__struct_config__.tag))
+    data = _encode(msgspec.structs.replace(message, sequence_number=0))
+    start = len(form.before) - form.before.index(b"{")
+    return WrittenEvent(form, data[start + 1 :] + b"\n\n")
 
 
-def padded(written: bytes) -> bytes:
+def delta_form(message: TextDeltaEvent | ReasoningDeltaEvent | ArgumentsDeltaEvent) -> EventForm:
+    """The beginning of the deltas of an item, of which this is one."""
+    form, rest = written(message)
+    before, mark, _ = rest.partition(b'"delta":')
+    return EventForm(form.before, before + mark)
+
+
+def text_delta(form: EventForm, text: str, logprobs: bytes | None = None) -> WrittenEvent:
+    """A delta. `logprobs` in JSON, None for one that has no such field."""
+    if logprobs is None:
+        return WrittenEvent(form, _encode(text) + b"}\n\n")
+    return WrittenEvent(form, b'%b,"logprobs":%b}\n\n' % (_encode(text), logprobs))
+
+
+@functools.cache
+def _form_of(name: str) -> EventForm:
+    return EventForm(f'event: {name}\ndata: {{"type":"{name}","sequence_number":'.encode())
+
+
+def _padded(event: bytes) -> bytes:
     """An event with padding, if it is a delta."""
-    name, _, _ = written.partition(b"\n")
+    name, _, _ = event.partition(b"\n")
     if not name.endswith(b".delta"):
-        return written
-    return b'%b,"obfuscation":"%b"}\n\n' % (written[:-3], _padding(len(written)))
+        return event
+    return b'%b,"obfuscation":"%b"}\n\n' % (event[:-3], _padding(len(event)))
 
 
 def _padding(length: int) -> bytes:
     return "".join(random.choices(_PADDING, k=-length % _PADDED_TO)).encode()  # noqa: S311 -- hides a length, not a secret
 
 
-def failure(number: int, error: ApiError) -> bytes:
+def failure(error: ApiError) -> WrittenEvent:
     """The last event of a stream whose server failed."""
-    return _event(StreamErrorEvent(number, error.code, error.message, error.param))
+    return written(StreamErrorEvent(0, error.code, error.message, error.param))
 
 
-def introduction_of(draft: ResponseObject) -> list[bytes]:
+def introduction_of(draft: ResponseObject) -> list[WrittenEvent]:
     """The first events of a response."""
     events: list[StreamEvent] = [ResponseCreatedEvent(0, draft)]
     if draft.status == "queued":
-        events.append(ResponseQueuedEvent(1, draft))
-    running = msgspec.structs.replace(draft, status="in_progress")
-    events.append(ResponseInProgressEvent(len(events), running))
-    return [_event(event) for event in events]
+        events.append(ResponseQueuedEvent(0, draft))
+    events.append(ResponseInProgressEvent(0, msgspec.structs.replace(draft, status="in_progress")))
+    return [written(event) for event in events]
 
 
-def last_of(number: int, final: ResponseObject) -> bytes:
+def last_of(final: ResponseObject) -> StreamEvent:
     """The last event of a response."""
     if final.status == "completed":
-        return _event(ResponseCompletedEvent(number, final))
+        return ResponseCompletedEvent(0, final)
     if final.status == "failed":
-        return _event(ResponseFailedEvent(number, final))
-    return _event(ResponseIncompleteEvent(number, final))
-
-
-def _event(message: StreamEvent) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(message.__struct_config__.tag).encode(), _encode(message))
+        return ResponseFailedEvent(0, final)
+    return ResponseIncompleteEvent(0, final)

@@ -16,7 +16,6 @@ MAX_ITEMS = 4096
 MISSING = "missing_required_parameter"
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
-ItemKind = Literal["msg", "rs", "fc", "fco"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Role = Literal["user", "assistant", "system", "developer"]
 
@@ -191,8 +190,8 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 Item = OutputItem | FunctionCallOutputItem
 
 
-def new_item_id(kind: ItemKind = "msg") -> str:
-    """A unique id of an item, of a message by default."""
+def new_item_id(kind: Literal["msg", "rs", "fc", "fco"] = "msg") -> str:
+    """A unique id of an item of an input, of a message by default."""
     return f"{kind}_{uuid.uuid4().hex}"
 
 

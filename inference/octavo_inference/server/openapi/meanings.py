@@ -21,7 +21,7 @@ MEANINGS: Final[dict[str, str]] = {
     "messages": "The conversation, oldest message first.",
     "prompt": "The prompt: a text, a list of tokens, or a list of texts or token lists, each with its own answers.",
     "TokenizeRequest.prompt": "The text to tokenize.",
-    "input": "The input: a text, or messages and references to messages of stored responses.",
+    "input": "The input: a text, or messages, calls and results, and references to items of stored responses.",
     "EmbeddingRequest.input": "The inputs: a text, a list of tokens, or a list of texts or token lists.",
     "instructions": "System prompt. Not carried over to a response that names this one in `previous_response_id`.",
     "system": "System prompt.",

@@ -22,7 +22,7 @@ from .late import LateBackend
 def make(*, late: bool = False, compiler: Compiler | None = None, **given: Any) -> Runner:
     compile_grammar = compiler or Compiler()
     backend = LateBackend(given.pop("blocks", 64)) if late else EchoBackend(given.pop("blocks", 64))
-    return make_runner(backend, grammars=lambda: compile_grammar, **given)
+    return make_runner(backend, load_vocabulary=lambda: compile_grammar, **given)
 
 
 GUIDANCE = st.one_of(
@@ -240,17 +240,17 @@ def test_a_grammar_is_compiled_once() -> None:
     assert run.engine.delay() == 0
     run.finish()
     assert compiler.texts == [grammar(1, 3)]
-    assert run.engine.grammars is not None
-    assert run.engine.grammars.compiled == 1
+    assert run.engine.grammar_compiler is not None
+    assert run.engine.grammar_compiler.compiled == 1
 
 
 def test_the_loop_is_woken_when_a_grammar_is_compiled() -> None:
     compiler = Compiler()
     compiler.gate.clear()
     run = make(compiler=compiler)
-    assert run.engine.grammars is not None
+    assert run.engine.grammar_compiler is not None
     woken: list[bool] = []
-    run.engine.grammars.on_ready = lambda: woken.append(True)
+    run.engine.grammar_compiler.on_ready = lambda: woken.append(True)
     loop = EngineLoop(run.engine)
     loop.run_once([Request(id="a", tokens=[1], guidance=Guidance(grammar=grammar(1, 3)))])
     assert loop.poll_timeout() is None
@@ -293,7 +293,7 @@ def test_a_step_that_fails_ends_the_requests_in_it() -> None:
             return super().step(batch)
 
     compiler = Compiler()
-    run = make_runner(Broken(64), grammars=lambda: compiler)
+    run = make_runner(Broken(64), load_vocabulary=lambda: compiler)
     run.submit("a", [1], guidance=Guidance(grammar=grammar(1, 3)))
     run.finish()
     run.submit("b", [1])

@@ -105,8 +105,8 @@ class GrammarCompiler:
     def _prepare(self) -> None:
         try:
             self._loaded()
-        except Exception:
-            log.exception("the model's tokens could not be prepared for grammars; the first grammar tries again")
+        except Exception as error:  # noqa: BLE001 -- llguidance does not know every tokenizer, and few requests need it
+            log.warning("the model's tokens cannot be prepared for grammars (%s); the first grammar tries again", error)
 
     def _loaded(self) -> Compile:
         if self._compile is None:

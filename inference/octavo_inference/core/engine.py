@@ -42,7 +42,7 @@ from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
 from octavo_inference.core.outputs import end_output, pooled_output, token_logprobs, token_output
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
-from octavo_inference.core.request import DEADLINE, REFUSED, FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.request import REFUSED, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
@@ -214,7 +214,7 @@ class Engine:
         """
         self.heartbeat += 1
         begin = self._clock()
-        outputs = self._expire(begin)
+        outputs = self._live.expire(begin)
         self._take_compiled(outputs)
         depth = self._depth if self._launch(begin, outputs) else 0
         while len(self._pending) > depth:
@@ -467,21 +467,6 @@ class Engine:
         output = end_output(sequence)
         self._live.finish(sequence)
         return output
-
-    def _expire(self, now: float) -> list[Output]:
-        """End the requests past their deadline: with the tokens they have, or with an error if they have none."""
-        outputs = []
-        for request_id in self._live.deadlines.due(now):
-            sequences = self._live.sequences(request_id)
-            request = sequences[0].request
-            begun = len(sequences) < request.sampling.n or any(s.num_known_tokens > s.prompt_len for s in sequences)
-            message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
-            outputs += self._live.end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
-        return outputs
-
-    def _waiting(self) -> str:
-        scheduler = self.scheduler
-        return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
 
     def _note_failure(self, error: Exception) -> None:
         """Log and count a failed step. Raises the error again after too many failures in a row."""

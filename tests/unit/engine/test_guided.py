@@ -283,7 +283,7 @@ class Loader:
 
 def idle_until_loaded(run: Runner, loader: Loader) -> list[float | None]:
     """What idle calls returned, with the waits that they asked for, until the vocabulary is loaded."""
-    waits = []
+    waits: list[float | None] = []
     while not waits or waits[-1] is not None:
         waits.append(run.engine.on_idle())
         run.clock.now += waits[-1] or 0

@@ -79,7 +79,7 @@ def main() -> None:
     measure(llm, "guided", given.rows, 8)  # compiles the grammar
     for _ in range(given.rounds):
         for load in LOADS:
-            with patch("octavo_inference.core.engine.jumps", jumps if load == "jump ahead" else lambda _: False):
+            with patch("octavo_inference.core.guided_steps.jumps", jumps if load == "jump ahead" else lambda _: False):
                 found[load].append(measure(llm, load, given.rows, given.tokens))
             print(load, {name: round(value, 1) for name, value in found[load][-1].items()}, flush=True)
     pairs = list(zip(*found.values(), strict=True))

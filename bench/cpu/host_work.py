@@ -22,7 +22,8 @@ from bench.lib.host import host
 from bench.lib.results import save
 from octavo_inference.common.framing import encode_frame
 from octavo_inference.core.backend import HostBlocks
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop

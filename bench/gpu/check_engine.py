@@ -22,7 +22,8 @@ from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import Device
 from octavo_inference.backends.cuda.graphs import CudaCapture
 from octavo_inference.backends.reference import ReferenceBackend
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.gather import gather
 from octavo_inference.core.logit_rules import logit_rules
 from octavo_inference.core.model_input import (

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from tests.unit.engine.echo import CONFIG, EchoBackend
 
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import Request as EngineRequest
 from octavo_inference.core.request import SamplingParams
 from octavo_simulator.job import SimulatedRequest

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -69,7 +67,7 @@ def stated(sample: SampleRows) -> RowStep:
         rules = NO_RULES if adjust is None else adjust.rules
         named = sample.report_ids[i] if sample.report_ids else None
         if named is not None:
-            rules = replace(rules, report_ids=named)
+            rules = rules._replace(report_ids=named)
         changes.append(RowChange("rules", i, 0, rules.packed()))
         changes.append(RowChange("mask", i, 0, rules.mask))
     count = len(penalties)

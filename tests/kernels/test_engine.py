@@ -294,7 +294,7 @@ def guided(backend: Backend, **limits: Any) -> Runner:
     runner = make_runner(
         backend,
         max_model_len=LONGEST,
-        grammars=lambda: FakeMatcher,
+        load_vocabulary=lambda: FakeMatcher,
         **({"budget": 40, "max_running": 8, "caching": False} | limits),
     )
     given: list[dict[str, Any]] = [

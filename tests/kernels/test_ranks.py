@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def serve(backend: Backend, **limits: Any) -> Runner:
     """A greedy answer, sampled, ruled and guided ones and an embedding, then an answer to a prompt seen before."""
-    runner = make_runner(backend, max_model_len=LONGEST, max_running=4, grammars=lambda: FakeMatcher, **limits)
+    runner = make_runner(backend, max_model_len=LONGEST, max_running=4, load_vocabulary=lambda: FakeMatcher, **limits)
     runner.submit("greedy", PROMPTS[2], max_tokens=3, ignore_eos=True)
     runner.submit("two", PROMPTS[1], temperature=1.0, top_p=0.9, seed=9, n=2, max_tokens=3, ignore_eos=True)
     runner.submit(

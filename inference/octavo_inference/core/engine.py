@@ -22,31 +22,33 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import numpy as np
 
 from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, RequestError
-from octavo_inference.config.cache_policy import POLICIES, PolicyName
+from octavo_inference.config.cache_policy import POLICIES
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.grammar_compiler import GrammarCompiler
-from octavo_inference.core.guidance import Compile, GrammarState, Guide
+from octavo_inference.core.guidance import Compile
+from octavo_inference.core.guided_steps import GuidedSteps
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.jump_ahead import forced_tokens, jumps
 from octavo_inference.core.logit_rules import bitmask, logit_rules
-from octavo_inference.core.masks import MaskJob, MaskThread
-from octavo_inference.core.model_input import NO_CHOICE, Float32, RowChange, StepResult
+from octavo_inference.core.masks import MaskJob
+from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
+from octavo_inference.core.outputs import end_output, pooled_output, token_logprobs, token_output
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
-from octavo_inference.core.request import DEADLINE, REFUSED, FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.request import REFUSED, FinishReason, Output, Request, TokenLogprobs
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.swapping import swap_in, swap_out
 from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling
 from octavo_inference.models.info import ModelInfo
 from octavo_protocol.hashing import KEY_BYTES, root_hash
@@ -59,35 +61,12 @@ _MAX_FAILED_STEPS = 3
 _CHECK_SECONDS = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """Resolved engine sizes, in tokens and sequences; `max_queued` is the queue bound that the sender enforces.
-
-    `prefill_slowdown` bounds how much prompt tokens may lengthen a step (`prefill_budget`); None sets no bound.
-    `overlap` launches the next step before the tokens of the last one are collected, if the backend supports it.
-    `static_wait`: None for continuous batching, else the seconds that a static batch waits to fill. `host_blocks`: how
-    many blocks of preempted sequences the host may keep; 0 means recompute. `cache_policy` is the default for requests
-    without one.
-    """
-
-    max_model_len: int
-    max_running: int
-    max_batched_tokens: int
-    max_queued: int
-    chunked_prefill: bool = True
-    prefix_caching: bool = True
-    static_wait: float | None = None
-    prefill_slowdown: float | None = None
-    host_blocks: int = 0
-    cache_policy: PolicyName = "chat"
-    overlap: bool = True
-
-
 class Engine:
     """Serves requests on one backend. Use it from one thread.
 
-    `clock` returns seconds from any fixed point, `entropy` 64 random bits for requests without a seed. `grammars`
-    prepares the compiler of grammars, in a thread, when the first request needs it; without, grammars are refused.
+    `clock` returns seconds from any fixed point, `entropy` 64 random bits for requests without a seed.
+    `load_vocabulary` prepares the model's tokens for grammars and returns what compiles them. It runs once in a thread,
+    for the first grammar or in an idle moment (`on_idle`); without it, grammars are refused.
     """
 
     def __init__(
@@ -99,7 +78,7 @@ class Engine:
         clock: Callable[[], float],
         failpoints: Failpoints | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
-        grammars: Callable[[], Compile] | None = None,
+        load_vocabulary: Callable[[], Compile] | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -139,9 +118,14 @@ class Engine:
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
-        self.grammars = None if grammars is None else GrammarCompiler(grammars, clock)
-        self._masks = MaskThread(clock)
-        self._ends = bitmask(tuple(self._eos), config.vocab)
+        self.guided = GuidedSteps(
+            load_vocabulary,
+            self.scheduler,
+            bitmask(tuple(self._eos), config.vocab),
+            self.counters.guidance,
+            clock,
+            jump_ahead=self._depth == 0,
+        )
 
     @property
     def overlaps(self) -> bool:
@@ -151,7 +135,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """True if a step has work to do, or will have once a grammar is compiled."""
-        return bool(self._pending) or self.scheduler.has_work or self._compiling
+        return bool(self._pending) or self.scheduler.has_work or bool(self.guided.compiling)
+
+    @property
+    def grammar_compiler(self) -> GrammarCompiler | None:
+        """Compiles the grammars of requests; None if they are refused."""
+        return self.guided.compiler
 
     @property
     def stalled(self) -> bool:
@@ -161,23 +150,23 @@ class Engine:
     def delay(self) -> float:
         """Seconds until a step has something to compute if no message arrives first; usually 0.
 
-        Infinite if a grammar has to be compiled first (`grammars.on_ready`).
+        Infinite if a grammar has to be compiled first (`GrammarCompiler.on_ready`).
         """
-        if self._pending or (self.grammars is not None and self.grammars.ready):
+        if self._pending or self.guided.has_compiled:
             return 0.0
         return self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
 
     def wait(self) -> None:
         """Wait until a grammar is compiled, if a step has nothing to do before. For programs without other work."""
-        if self.grammars is not None and math.isinf(self.delay()):
-            self.grammars.wait()
+        if self.grammar_compiler is not None and math.isinf(self.delay()):
+            self.grammar_compiler.wait()
 
     def submit(self, request: Request) -> None:
         """Queue a request. The sender bounds the queue length. Raises `RequestError` if it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
         check_pooling(request, self.backend.hidden_size)
-        check_guidance(request, self.config.vocab, self.grammars is not None)
+        check_guidance(request, self.config.vocab, compiles=self.grammar_compiler is not None)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
@@ -211,12 +200,8 @@ class Engine:
         self.counters.requests += 1
         self.counters.pooled_requests += request.pooling is not None
         self.counters.prompt_tokens += len(prompt)
-        grammar = "" if request.guidance is None else request.guidance.grammar
-        matcher = self.grammars.cached(grammar) if self.grammars is not None and grammar else None
-        if self.grammars is not None and grammar and matcher is None:
-            self.grammars.start(request.id, grammar)
-        else:
-            self._queue(sequences, matcher)
+        if self.guided.begin(sequences):
+            self._queue(sequences)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Free a request, or one of its sequences, at once. Unknown ids are ignored: they have just finished."""
@@ -229,7 +214,7 @@ class Engine:
         """
         self.heartbeat += 1
         begin = self._clock()
-        outputs = self._expire(begin)
+        outputs = self._live.expire(begin)
         self._take_compiled(outputs)
         depth = self._depth if self._launch(begin, outputs) else 0
         while len(self._pending) > depth:
@@ -251,7 +236,7 @@ class Engine:
             blocks_pinned=self._pool.pinned,
             blocks_cached=self._pool.cached,
             running=len(scheduler.running),
-            waiting=len(scheduler.queue) + scheduler.pending_forks + self._uncompiled,
+            waiting=len(scheduler.queue) + scheduler.pending_forks + self._uncompiled(),
             waiting_tokens=scheduler.queue.tokens,
             uncached_prompt_tokens=scheduler.uncached(),
             oldest_wait=0.0 if oldest is None else max(0.0, self._clock() - oldest),
@@ -281,17 +266,21 @@ class Engine:
         """Check the block pool's invariants against the sequences. Raises `PoolError`; for tests and idle moments."""
         self.scheduler.check()
 
-    def on_idle(self) -> bool:
-        """Run the accounting check, at most every 30 seconds, and let the backend prepare. For moments without work.
+    def on_idle(self) -> float | None:
+        """Run the accounting check, at most every 30 seconds, and prepare later steps. For moments without work.
 
-        Returns whether the backend can use another idle call. Raises `PoolError`.
+        The backend prepares first, then the compiler of grammars. Returns the seconds after which another idle call is
+        due, or None if nothing is left to prepare. Raises `PoolError`.
         """
         now = self._clock()
         if now - self._checked >= _CHECK_SECONDS:
             self._checked = now
             self.check()
             self.counters.checks += 1
-        return self.backend.idle()
+        if self.backend.idle():
+            return 0.0
+        # Before the first step, a start-up waits for this engine.
+        return self.guided.prepare(now - self._collected) if self.heartbeat else None
 
     def reset_cache(self) -> None:
         """Reset the prefix cache: later requests match nothing computed so far."""
@@ -304,39 +293,26 @@ class Engine:
             self._roots[salt] = root_hash(self.config.digest, salt=salt)
         return self._roots[salt]
 
-    @property
-    def _compiling(self) -> bool:
-        return self.grammars is not None and self.grammars.running
-
-    @property
     def _uncompiled(self) -> int:
         """Sequences that wait for their grammar."""
-        return 0 if self.grammars is None else sum(len(self._live.sequences(name)) for name in self.grammars.names)
+        return sum(len(self._live.sequences(request_id)) for request_id in self.guided.compiling)
 
-    def _queue(self, sequences: list[Sequence], matcher: GrammarState | None) -> None:
-        """Queue the sequences of a request, whose grammar is compiled."""
-        guidance = sequences[0].request.guidance
-        if guidance is not None and guidance.constrains and sequences[0].pooling is None:
-            for sequence in sequences:
-                sequence.guide = Guide(guidance, None if matcher is None else matcher.copy(), self._ends)
+    def _queue(self, sequences: list[Sequence]) -> None:
         self.scheduler.add(sequences[0], self._clock())
         if len(sequences) > 1:
             self.scheduler.add_forks(sequences[0], sequences[1:])
 
     def _take_compiled(self, outputs: list[Output]) -> None:
         """Queue the requests whose grammars are compiled, and refuse those whose grammars cannot be."""
-        if self.grammars is None or not self.grammars.ready:
-            return
-        self.counters.guidance.grammars = self.grammars.compiled
-        self.counters.guidance.grammar_seconds = self.grammars.seconds
-        for request_id, compiled in self.grammars.take():
+        for request_id, compiled in self.guided.compiled():
             sequences = self._live.sequences(request_id)
             if not sequences:
                 continue  # aborted or out of time since
             if isinstance(compiled, RequestError):
                 outputs += self._refuse_grammar(request_id, str(compiled))
             else:
-                self._queue(sequences, compiled)
+                self.guided.guide(sequences, compiled)
+                self._queue(sequences)
 
     def _launch(self, now: float, outputs: list[Output]) -> bool:
         """Plan and launch a step. Returns whether one was launched; error outputs are appended to `outputs`."""
@@ -351,24 +327,23 @@ class Engine:
                 self.scheduler.drop_host(sequence)
             outputs += self._fail(self.scheduler.running)
             return False
-        self._swap_out(plan)
+        swap_out(plan, self.backend, self.scheduler, self._failpoints)
         if plan.empty:
             return False
         masks: MaskJob | None = None
         try:
             self._failpoints.hit("engine.step")
-            self._swap_in(plan)
+            swap_in(plan, self.backend, self.scheduler, self._failpoints)
             if plan.block_copies:
                 self.backend.copy_blocks(plan.block_copies)
             guided = self._rows.guided(plan)
-            masks = self._masks.start(guided) if guided and not self._pending else None
+            masks = None if self._pending else self.guided.start(guided)
             pending = launch(self.backend, self._rows, plan, now, guided, masks)
         except DeviceLostError:
             raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
-            if masks is not None:
-                self._masks.abandon(masks)
+            self.guided.abandon(masks)
             outputs += self._fail(plan.sequences)
             return False
         self.scheduler.on_launch(plan)
@@ -379,18 +354,12 @@ class Engine:
         """Fill the masks of the newest step and let it sample, once: all tokens before its own are known."""
         if not pending.guided:
             return []
-        guided = [each for each in pending.guided if each.sequence.state is not SequenceState.FINISHED]
-        pending.guided = []
+        masks, failed = self.guided.finish(pending)
         outputs: list[Output] = []
-        job = pending.masks or (self._masks.start(guided) if guided else None)
-        if job is not None:
-            filled = self._masks.finish(job)
-            self.counters.guidance.masks += len(guided)
-            self.counters.guidance.mask_seconds += filled.seconds
-            for sequence, message in filled.failed:
-                outputs += self._refuse_grammar(sequence.request.id, message)
+        for sequence, message in failed:
+            outputs += self._refuse_grammar(sequence.request.id, message)
         try:
-            pending.handle.choose([RowChange("mask", each.row, 0, each.mask) for each in guided])
+            pending.handle.choose(masks)
         except DeviceLostError:
             raise
         except Exception as error:  # noqa: BLE001
@@ -442,7 +411,7 @@ class Engine:
             elif token < 0:
                 outputs += self._refuse_numbers(sequence)
             else:
-                outputs += self._accept(sequence, token, _logprobs(result, i) if sequence.logprobs else None)
+                outputs += self._accept(sequence, token, token_logprobs(result, i) if sequence.logprobs else None)
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
 
     def _accept(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> list[Output]:
@@ -450,30 +419,24 @@ class Engine:
         known = sequence.total - sequence.pending
         sequence.tokens[known] = token
         sequence.pending -= 1
-        self.counters.generation_tokens += 1
         reason: FinishReason | None = None
         stop: int | None = None
         if token in sequence.ends:
             reason = "stop"
         elif token in sequence.stops:
             reason, stop = "stop", token
-        tokens, error = [token], None
+        tokens: list[int] = [token]
+        error: RequestError | None = None
         if sequence.guide is not None and reason is None:
-            error = self._advance(sequence, sequence.guide, tokens)
+            try:
+                tokens += self.guided.advance(sequence, sequence.guide, token)
+            except RequestError as found:
+                error = found
+        self.counters.generation_tokens += len(tokens)
         over = error is not None or (sequence.guide is not None and sequence.guide.is_complete)
         if reason is None and not over and known + len(tokens) >= sequence.limit:
             reason = "length"
-        output = Output(
-            id=sequence.request.id,
-            index=sequence.index,
-            tokens=tokens,
-            logprobs=None if logprobs is None else [logprobs],
-            prompt_logprobs=_prompt_logprobs(sequence),
-            finish_reason=reason,
-            stop_reason=stop,
-            cached_tokens=sequence.cached,
-            queued=sequence.first_start - sequence.arrived if known == sequence.prompt_len else 0.0,
-        )
+        output = token_output(sequence, tokens, logprobs, reason, stop, first=known == sequence.prompt_len)
         if reason is not None:
             self._live.finish(sequence)
         elif error is not None:
@@ -491,39 +454,9 @@ class Engine:
             if not np.isfinite(total).all():
                 outputs += self._refuse_numbers(sequence)
                 continue
-            pooled = total / np.float32(sequence.prompt_len) if sequence.pooling == "mean" else total
-            outputs.append(
-                Output(
-                    id=sequence.request.id,
-                    index=0,
-                    tokens=[],
-                    finish_reason="stop",
-                    cached_tokens=sequence.cached,
-                    embedding=pooled.astype("<f4").tobytes(),
-                )
-            )
+            outputs.append(pooled_output(sequence, total))
             self._live.finish(sequence)
         return outputs
-
-    def _advance(self, sequence: Sequence, guide: Guide, tokens: list[int]) -> RequestError | None:
-        """Advance the guidance of a sequence by its newest token, the one in `tokens`. Returns an error of the grammar.
-
-        Where no sample is in flight, the tokens that follow in any case are appended to the sequence and to `tokens`.
-        """
-        closed = guide.budget_reached
-        try:
-            guide.advance(tokens[0])
-            jump = self._depth == 0 and jumps(sequence)
-            forced = forced_tokens(sequence, self.scheduler.jump_room(sequence)) if jump else []
-        except RequestError as error:
-            return error
-        self.counters.guidance.budgets_reached += guide.budget_reached and not closed
-        if forced:
-            self.scheduler.extend(sequence, forced)
-            self.counters.guidance.forced_tokens += len(forced)
-            self.counters.generation_tokens += len(forced)
-            tokens += forced
-        return None
 
     def _refuse_grammar(self, request_id: str, message: str) -> list[Output]:
         """End a request with an error of its grammar."""
@@ -531,51 +464,9 @@ class Engine:
 
     def _end_without_token(self, sequence: Sequence) -> Output:
         """End a sequence whose own rules ban every token, or whose grammar is complete."""
-        output = Output(
-            id=sequence.request.id,
-            index=sequence.index,
-            tokens=[],
-            logprobs=[] if sequence.request.sampling.reports_logprobs else None,
-            prompt_logprobs=_prompt_logprobs(sequence),
-            finish_reason="stop",
-            cached_tokens=sequence.cached,
-        )
+        output = end_output(sequence)
         self._live.finish(sequence)
         return output
-
-    def _expire(self, now: float) -> list[Output]:
-        """End the requests past their deadline: with the tokens they have, or with an error if they have none."""
-        outputs = []
-        for request_id in self._live.deadlines.due(now):
-            sequences = self._live.sequences(request_id)
-            request = sequences[0].request
-            begun = len(sequences) < request.sampling.n or any(s.num_known_tokens > s.prompt_len for s in sequences)
-            message = f"its time of {request.timeout:g} s was up before its first token; {self._waiting()}"
-            outputs += self._live.end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
-        return outputs
-
-    def _waiting(self) -> str:
-        scheduler = self.scheduler
-        return f"{len(scheduler.running)} sequences run and {len(scheduler.queue) + scheduler.pending_forks} wait"
-
-    def _swap_out(self, plan: SchedulerOutput) -> None:
-        """Copy preempted sequences to the host. A sequence whose copy fails is recomputed."""
-        for sequence, blocks in plan.swap_out:
-            try:
-                self._failpoints.hit("swap.out")
-                sequence.host = self.backend.to_host(blocks)
-            except DeviceLostError:
-                raise
-            except Exception:
-                log.exception("a preempted sequence could not be kept; it is computed again")
-                self.scheduler.drop_host(sequence)
-
-    def _swap_in(self, plan: SchedulerOutput) -> None:
-        for sequence, first, blocks in plan.swap_in:
-            self._failpoints.hit("swap.in")
-            if blocks and sequence.host is not None:
-                self.backend.from_host(sequence.host[first : first + len(blocks)], blocks)
-            self.scheduler.drop_host(sequence)
 
     def _note_failure(self, error: Exception) -> None:
         """Log and count a failed step. Raises the error again after too many failures in a row."""
@@ -607,15 +498,3 @@ class Engine:
         for request in requests.values():
             log.error("a request ended with the step that failed", extra={"request_id": request.request_id})
         return [output for request_id in requests for output in self._live.end(request_id, "error", message)]
-
-
-def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprobs | None] | None:
-    """What the first output of a sequence carries; None for later ones and for sequences without."""
-    scores = sequence.scores
-    return None if scores is None or scores.reported else scores.report()
-
-
-def _logprobs(result: StepResult, i: int) -> TokenLogprobs:
-    top = result.top[i]
-    ids, values = ([], []) if top is None else (top[0].tolist(), top[1].tolist())
-    return TokenLogprobs(float(result.logprob[i]), int(result.rank[i]), ids, values)

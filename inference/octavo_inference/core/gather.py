@@ -81,6 +81,11 @@ class LogitAdjust(NamedTuple):  # one per row and step: a dataclass takes three 
     banned: Int32
     rules: LogitRules = NO_RULES
 
+    @property
+    def is_penalised(self) -> bool:
+        """True if a penalty changes a logit."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
 
 class ScoreRows(NamedTuple):
     """Prompt tokens whose log-probabilities are requested: `tokens[n]`, each after query token `row[n]` of the batch.

@@ -23,12 +23,14 @@ Compiled = GrammarState | RequestError
 class GrammarCompiler:
     """Matchers of grammars, at their start. Used from one thread; `load` and what it returns run in another.
 
-    `load` prepares the tokenizer once, for the first grammar. `on_ready` is called in the other thread each time that
-    `take` has something to return.
+    `load` prepares the model's tokens once, for `prepare` or for the first grammar. `on_ready` is called in the other
+    thread each time that `take` has something to return.
     """
 
     def __init__(self, load: Callable[[], Compile], clock: Callable[[], float]) -> None:
         self.on_ready: Callable[[], object] = lambda: None
+        self.has_begun = False
+        """True once the other thread has been given work."""
         self.compiled = 0
         self.seconds = 0.0
         self._load = load
@@ -56,6 +58,11 @@ class GrammarCompiler:
         """True if `take` has something to return."""
         return bool(self._done)
 
+    def prepare(self) -> None:
+        """Load the model's tokens in the other thread, before a grammar needs them."""
+        self.has_begun = True
+        self._executor.submit(self._prepare)
+
     def cached(self, grammar: str) -> GrammarState | None:
         """The matcher of a grammar that is compiled already. To be copied, not advanced."""
         with self._lock:
@@ -66,6 +73,7 @@ class GrammarCompiler:
 
     def start(self, name: str, grammar: str) -> None:
         """Compile a grammar; `name` is unique among those that `take` has not returned."""
+        self.has_begun = True
         self._jobs[name] = self._executor.submit(self._run, name, grammar)
 
     def take(self) -> list[tuple[str, Compiled]]:
@@ -94,14 +102,24 @@ class GrammarCompiler:
         self._done.append((name, result))
         self.on_ready()
 
-    def _add(self, grammar: str) -> GrammarState:
-        began = self._clock()
-        if self._compile is None:
-            self._compile = self._load()
-            log.info("the tokenizer is ready for grammars after %.2f s", self._clock() - began)
-            began = self._clock()
+    def _prepare(self) -> None:
         try:
-            matcher = self._compile(grammar)
+            self._loaded()
+        except Exception as error:  # noqa: BLE001 -- llguidance does not know every tokenizer, and few requests need it
+            log.warning("the model's tokens cannot be prepared for grammars (%s); the first grammar tries again", error)
+
+    def _loaded(self) -> Compile:
+        if self._compile is None:
+            began = self._clock()
+            self._compile = self._load()
+            log.info("the model's tokens are ready for grammars after %.2f s", self._clock() - began)
+        return self._compile
+
+    def _add(self, grammar: str) -> GrammarState:
+        compile_grammar = self._loaded()
+        began = self._clock()
+        try:
+            matcher = compile_grammar(grammar)
         finally:
             self.compiled += 1
             self.seconds += self._clock() - began

@@ -9,7 +9,7 @@ The rules of a sequence do not change while it runs. They are in its row of the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +19,7 @@ from octavo_inference.core.request import SamplingParams
 _NO_IDS = np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
-class LogitRules:
+class LogitRules(NamedTuple):  # one per row and step with rules, as `LogitAdjust`
     """Rules of one sequence. `mask` is empty where every id is allowed.
 
     `bias` is added to the logits of `bias_ids`. Word i is `word_tokens[word_ends[i - 1] : word_ends[i]]`; its last
@@ -28,12 +27,12 @@ class LogitRules:
     `SamplingParams.logprob_token_ids`.
     """
 
-    bias_ids: Int32 = field(default_factory=lambda: _NO_IDS)
-    bias: Float32 = field(default_factory=lambda: _NO_IDS.view(np.float32))
-    word_ends: Int32 = field(default_factory=lambda: _NO_IDS)
-    word_tokens: Int32 = field(default_factory=lambda: _NO_IDS)
-    mask: Int32 = field(default_factory=lambda: _NO_IDS)
-    report_ids: Int32 = field(default_factory=lambda: _NO_IDS)
+    bias_ids: Int32 = _NO_IDS
+    bias: Float32 = _NO_IDS.view(np.float32)
+    word_ends: Int32 = _NO_IDS
+    word_tokens: Int32 = _NO_IDS
+    mask: Int32 = _NO_IDS
+    report_ids: Int32 = _NO_IDS
 
     @property
     def changes_logits(self) -> bool:

@@ -75,8 +75,7 @@ def sampling_columns(
     return columns
 
 
-@dataclass(frozen=True, slots=True)
-class RowChange:
+class RowChange(NamedTuple):  # up to one per row and step: a dataclass takes three times as long to construct
     """Row table integers that changed since the backend's last step: `values` from `column` on of a `row`."""
 
     field: TableField
@@ -85,7 +84,7 @@ class RowChange:
     values: Int32
 
 
-class Penalty(NamedTuple):  # one per row and step: a dataclass takes three times as long to construct
+class Penalty(NamedTuple):  # one per row and step, as `RowChange`
     """Changes to a row of logits before sampling, derived from the first `total` tokens of its row in the table.
 
     The first `prompt_len` of these are the prompt, the others the output. The repetition penalty counts both; presence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo_inference.core.deadlines import Deadlines
-from octavo_inference.core.request import FinishReason, Output
+from octavo_inference.core.request import DEADLINE, FinishReason, Output
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.sequence import Sequence
 
@@ -48,6 +48,21 @@ class RequestTable:
         for sequence in reversed(self.sequences(request_id)):
             if index is None or sequence.index == index:
                 self.finish(sequence)
+
+    def expire(self, now: float) -> list[Output]:
+        """End the requests past their deadline: with the tokens they have, or with an error if they have none."""
+        outputs = []
+        for request_id in self.deadlines.due(now):
+            sequences = self.sequences(request_id)
+            request = sequences[0].request
+            begun = len(sequences) < request.sampling.n or any(s.num_known_tokens > s.prompt_len for s in sequences)
+            message = f"its time of {request.timeout:g} s was up before its first token; {self._state()}"
+            outputs += self.end(request.id, "length" if begun else "error", None if begun else message, DEADLINE)
+        return outputs
+
+    def _state(self) -> str:
+        waiting = len(self._scheduler.queue) + self._scheduler.pending_forks
+        return f"{len(self._scheduler.running)} sequences run and {waiting} wait"
 
     def end(
         self, request_id: str, reason: FinishReason, error: str | None, stop_reason: str | None = None

@@ -100,12 +100,12 @@ def _check_report(sampling: SamplingParams, vocab: int) -> None:
         )
 
 
-def check_guidance(request: Request, vocab: int, grammars: bool) -> None:
-    """Raise `RequestError` for guidance that cannot be followed. `grammars`: the engine can compile them."""
+def check_guidance(request: Request, vocab: int, *, compiles: bool) -> None:
+    """Raise `RequestError` for guidance that cannot be followed. `compiles`: the engine can compile grammars."""
     guidance = request.guidance
     if guidance is None:
         return
-    if guidance.grammar and not grammars:
+    if guidance.grammar and not compiles:
         raise RequestError("this engine has no tokenizer to compile grammars with", "grammar")
     for token in guidance.after:
         _within("after", token, 0, vocab - 1, "token id")

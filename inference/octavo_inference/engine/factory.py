@@ -20,7 +20,8 @@ from octavo_inference.common.memory_plan import MemoryPlan, available_memory, re
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
@@ -95,7 +96,7 @@ def engine_for(
         limits,
         clock=clock,
         failpoints=Failpoints.from_environment(),
-        grammars=partial(_grammars, model.text, built.config),
+        load_vocabulary=partial(_load_vocabulary, model.text, built.config),
     )
     resolved = dataclasses.replace(
         settings,
@@ -116,9 +117,9 @@ def engine_for(
     )
 
 
-def _grammars(text: TextModel, config: ModelInfo) -> Compile:
+def _load_vocabulary(text: TextModel, config: ModelInfo) -> Compile:
     """Prepare the model's tokens for grammars."""
-    from octavo_inference.grammar.matcher import Vocabulary  # noqa: PLC0415 -- only the first request with one needs it
+    from octavo_inference.grammar.matcher import Vocabulary  # noqa: PLC0415 -- imported in an idle moment
 
     return Vocabulary(text.tokenizer, config.vocab, config.eos_token_ids).compile
 

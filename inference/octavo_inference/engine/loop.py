@@ -25,8 +25,8 @@ class EngineLoop:
         delay = self._engine.delay() if self._engine.has_work else math.inf
         return None if math.isinf(delay) else delay
 
-    def on_idle(self) -> bool:
-        """Call before an unbounded wait. Returns whether to poll for messages and call again instead of waiting.
+    def on_idle(self) -> float | None:
+        """Call before an unbounded wait. Returns how many seconds to wait at most before the next call; None: no limit.
 
         Raises `PoolError` if the accounting check of the block pool fails.
         """

@@ -162,8 +162,8 @@ def _load_and_run_until_sleep(
 ) -> tuple[EngineInfo, list[bytes]]:
     # The engine is local to this function, so nothing holds its memory after the return.
     engine, info = load(settings)
-    if engine.grammars is not None:
-        engine.grammars.on_ready = channel.wake
+    if engine.grammar_compiler is not None:
+        engine.grammar_compiler.on_ready = channel.wake
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
     return info, _run(EngineLoop(engine), channel, frames)
 
@@ -218,8 +218,8 @@ def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]
         if messages or loop.poll_timeout() == 0:
             channel.send(encode_frame(loop.run_once(messages)))
         timeout = loop.poll_timeout()
-        if timeout is None and loop.on_idle():
-            timeout = 0.0
+        if timeout is None:
+            timeout = loop.on_idle()
         frames = channel.receive(timeout)
 
 

@@ -13,6 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from octavo_inference.common.address import row_address
 from octavo_inference.common.errors import RequestError
 
 # At most about 20 ms to compile the tokens of a grammar's texts and patterns, 15 ms for a mask, and 100 MB for states.
@@ -27,16 +28,21 @@ LIMITS = LLParserLimits(
 
 
 class Vocabulary:
-    """A model's tokens in the form that matchers need: about 40 MB and 0.3 s for 50,000 tokens.
+    """A model's tokens in the form that matchers need: about 40 MB and 0.3 s, with the GIL, for 50,000 tokens.
 
     `size` is the number of logits, `ends` are the ids that end an answer.
     """
 
     def __init__(self, tokenizer: Tokenizer, size: int, ends: Sequence[int]) -> None:
-        plain = Tokenizer.from_str(tokenizer.to_str())
-        plain.no_padding()
-        plain.no_truncation()
-        self._tokens = LLTokenizer(plain.to_str(), n_vocab=size, eos_token=list(ends))
+        text = tokenizer.to_str()
+        if tokenizer.padding is not None or tokenizer.truncation is not None:
+            plain = Tokenizer.from_str(text)
+            plain.no_padding()
+            plain.no_truncation()
+            text = plain.to_str()
+        # Two calls, so that another thread gets the GIL in between. `with_slices` makes masks fast.
+        tokens = LLTokenizer(text, n_vocab=size, eos_token=list(ends), slices=[])
+        self._tokens = tokens.with_slices(LLTokenizer.general_slices())
 
     def compile(self, grammar: str) -> Matcher:
         """A matcher at the start of a grammar (`core.request.Guidance`). Raises `RequestError`; without the GIL."""
@@ -62,13 +68,13 @@ class Matcher:
         Only the ids that end an answer are allowed once the grammar is complete. Raises `RequestError` if the state is
         too complex.
         """
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._matcher.unsafe_compute_mask_ptr(row_address(mask), mask.nbytes)
         self._check()
 
     def consume(self, token: int) -> None:
         """Advance by a token. Raises `RequestError` for one that is not allowed."""
-        self._matcher.consume_token(token)
-        self._check()
+        if not self._matcher.consume_token(token):
+            self._check()
 
     def forced(self) -> list[int]:
         """The tokens that follow in any case: each is the only one that `fill` would allow at its place."""

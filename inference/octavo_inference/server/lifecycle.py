@@ -51,6 +51,8 @@ _SHUTDOWN_SECONDS = 5
 # While serving, the API process lowers its priority: CPU time of the engine is worth more than that of HTTP.
 _NICENESS = 10
 _SWITCH_SECONDS = 0.001
+# From ready to the start of the grammar process.
+_GRAMMARS_SECONDS = 1.0
 
 
 def run(
@@ -118,7 +120,7 @@ async def _main(
     for server in servers:
         server.should_exit = True
     await asyncio.wait(serving, timeout=_SHUTDOWN_SECONDS + 1)
-    await service.grammars.close()
+    await service.grammar_checks.close()
     await client.close()
     service.texts.close()
     if cause is not None:
@@ -187,7 +189,10 @@ class _Process:
 async def _start(
     service: Service, client: ProcessClient, settings: ServerSettings, timeline: Timeline, sockets: Sockets
 ) -> None:
-    """Load the tokenizer here and the weights in the engine process, generate one token, set ready."""
+    """Load the tokenizer here and the weights in the engine process, generate one token, set ready.
+
+    Ends a moment later, with the start of the grammar process: the first requests come before it.
+    """
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
         asyncio.to_thread(_load_text, settings), _start_engine(client, timeline)
@@ -205,6 +210,8 @@ async def _start(
     service.ready = True
     os.nice(_NICENESS)
     _log_ready(service, settings, info, timeline, sockets)
+    await asyncio.sleep(_GRAMMARS_SECONDS)
+    service.grammar_checks.prepare()
 
 
 async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo:

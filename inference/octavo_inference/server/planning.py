@@ -47,7 +47,7 @@ def prompt_tokens(
 async def check_grammar(service: Service, request: HttpRequest, plan: AnswerPlan) -> None:
     """Try the grammar of a plan. Raises `ApiError` 400 about its field for one that is too complex."""
     if plan.guidance is not None and plan.guidance.grammar:
-        await service.grammars.check(plan.guidance.grammar, tenant_of(service, request), plan.param)
+        await service.grammar_checks.check(plan.guidance.grammar, tenant_of(service, request), plan.param)
 
 
 def switched(template: ChatTemplate, *, thinking: bool) -> dict[str, object]:

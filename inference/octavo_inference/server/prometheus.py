@@ -34,7 +34,7 @@ class _ServerCollector(Collector):
         stored = self._service.responses
         yield self._gauge("response_store_entries", "Responses kept for later requests", len(stored))
         yield self._gauge("response_store_bytes", "Memory counted for them", stored.bytes)
-        yield from self._grammars()
+        yield from self._grammar_metrics()
         settings = self._service.settings()
         if settings:
             info = GaugeMetricFamily("octavo:engine_info", "Settings in effect, as labels", labels=list(settings))
@@ -136,8 +136,8 @@ class _ServerCollector(Collector):
         info.add_metric([self._model, *labels.values()], 1)
         return info
 
-    def _grammars(self) -> Iterator[Metric]:
-        m = self._service.grammars.metrics
+    def _grammar_metrics(self) -> Iterator[Metric]:
+        m = self._service.grammar_checks.metrics
         text = "Compiling a grammar and its first masks, in the grammar process"
         family = HistogramMetricFamily("octavo:grammar_check_seconds", text, labels=["model_name"])
         buckets, total = m.compile_seconds.cumulative()

@@ -111,7 +111,7 @@ class Service:
     replica: str = ""
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
-    grammars: GrammarChecks = field(init=False)
+    grammar_checks: GrammarChecks = field(init=False)
     """Tries the grammars of requests before the engine gets them."""
     _sequence: int = 0
     _trim: asyncio.TimerHandle | None = None
@@ -119,7 +119,7 @@ class Service:
     def __post_init__(self) -> None:
         self.intake = Intake(on_refusal=self._count_refused_body, on_large=self._trim_later)
         self.router.on_step = self.metrics.step
-        self.grammars = GrammarChecks(self._grammar_tokens)
+        self.grammar_checks = GrammarChecks(self._grammar_tokens)
 
     def require(self, model: str) -> Loaded:
         """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
@@ -222,8 +222,8 @@ class Service:
     def memory_in_use(self) -> dict[str, int]:
         """Current resident memory in bytes, by process."""
         found = {"api": resident_memory(os.getpid())}
-        if self.grammars.resident:
-            found["grammars"] = self.grammars.resident
+        if self.grammar_checks.resident:
+            found["grammars"] = self.grammar_checks.resident
         if self.loaded is not None:
             info = self.loaded.info
             found["engine"] = resident_memory(info.pid)

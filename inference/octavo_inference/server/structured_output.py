@@ -61,7 +61,7 @@ async def guidance(service: Service, request: HttpRequest, constraint: Constrain
     """The guidance of a constraint, once its grammar has been tried. Raises `ApiError`."""
     if constraint is None:
         return None
-    await service.grammars.check(constraint.grammar, tenant_of(service, request), constraint.param)
+    await service.grammar_checks.check(constraint.grammar, tenant_of(service, request), constraint.param)
     return Guidance(grammar=constraint.grammar)
 
 

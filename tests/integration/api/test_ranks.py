@@ -101,7 +101,7 @@ def test_it_answers_as_one_process_does(spread, start, model):
 
 
 def test_it_says_who_shares_the_model(spread):
-    (engine,) = psutil.Process(spread.process.pid).children()
+    engine = spread.engine
     assert f"tensor parallelism: ranks 0 (pid {engine.pid}), 1 (pid {rank(spread).pid})" in spread.log
     assert "engine: cuda (interpreter, float32 KV), 2 ranks" in spread.log
     metrics = spread.admin.get("/metrics").text
@@ -120,7 +120,7 @@ def test_a_rank_that_stops_answering_ends_with_its_server(start, model):
     """Rank 0 waits in a collective for a rank that is stopped: when the API's process dies, nobody stays behind."""
     server = start("--model", str(model), *SPREAD, environment=INTERPRETED)
     stopped = rank(server)
-    (engine,) = psutil.Process(server.process.pid).children()
+    engine = server.engine
     stopped.suspend()
     with pytest.raises(httpx.ReadTimeout):
         server.api.post("/v1/completions", json={"model": "tiny", "prompt": [5], "max_tokens": 4}, timeout=1)

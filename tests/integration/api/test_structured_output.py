@@ -15,6 +15,7 @@ from openai import OpenAI
 from tests.support.waiting import eventually
 
 MODEL = "smollm2"
+WORKER = "octavo_inference.server.grammars.worker"
 CITY = {
     "type": "object",
     "properties": {
@@ -257,12 +258,36 @@ def test_metrics_count_and_the_memory_plan_has_the_grammar_process(server):
     assert 'octavo:grammar_refusals_total{model_name="smollm2",reason="invalid"}' in metrics
     resident = float(re.search(r'process_resident_bytes{.*process="grammars"} (\S+)', metrics)[1])
     assert 20e6 < resident < 128 * 2**20
-    server.child("octavo_inference.server.grammars.worker")
+    server.child(WORKER)
+
+
+def test_the_first_grammar_finds_all_prepared(start):
+    server = start()
+    eventually(lambda: "ready for grammars" in server.log)
+    eventually(lambda: has_worker(server))
+    worker = server.child(WORKER)
+    is_city(text(server, response_format=SCHEMA))
+    assert server.child(WORKER) == worker
+    assert server.log.count("ready for grammars") == 1
+
+
+def test_grammars_from_the_first_moment_on(start):
+    """None waits for a preparation: the first ones start all that they need."""
+    server = start()
+    with ThreadPoolExecutor(8) as pool:
+        answers = pool.map(lambda n: text(server, structured_outputs={"choice": [f"number {n}"]}), range(16))
+    assert list(answers) == [f"number {n}" for n in range(16)]
+    assert server.log.count("ready for grammars") == 1
+    server.child(WORKER)
+
+
+def has_worker(server) -> bool:
+    return any(WORKER in found.cmdline() for found in psutil.Process(server.process.pid).children())
 
 
 def test_the_grammar_process_ends_with_the_server(start):
     server = start()
     text(server, response_format=SCHEMA)
-    child = server.child("octavo_inference.server.grammars.worker")
+    child = server.child(WORKER)
     server.process.kill()
     eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)

@@ -16,7 +16,7 @@ from tests.support.tiers import scaled
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.common.errors import RequestError
 from octavo_inference.completion import RequestOutput
-from octavo_inference.core import engine as engine_module
+from octavo_inference.core import guided_steps
 from octavo_inference.core.request import Guidance
 from octavo_inference.grammar.matcher import Vocabulary
 
@@ -90,7 +90,7 @@ def test_jump_ahead_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     before = llm.engine.counters.guidance.forced_tokens
     jumped = [output.token_ids for output in answers(JSON, n=4).outputs]
     assert llm.engine.counters.guidance.forced_tokens > before
-    monkeypatch.setattr(engine_module, "jumps", lambda _: False)
+    monkeypatch.setattr(guided_steps, "jumps", lambda _: False)
     forced = llm.engine.counters.guidance.forced_tokens
     assert [output.token_ids for output in answers(JSON, n=4).outputs] == jumped
     assert llm.engine.counters.guidance.forced_tokens == forced

@@ -85,7 +85,7 @@ def test_guided_answers_are_those_of_the_reference(model: tuple[Path, Any], back
     found, wanted = [], []
     for name, tokens in ((backend, found), ("reference", wanted)):
         llm = load(model, name)
-        llm.engine.grammars = GrammarCompiler(lambda: FakeMatcher, time.monotonic)
+        llm.engine.guided.compiler = GrammarCompiler(lambda: FakeMatcher, time.monotonic)
         for one in params:
             results = llm.generate(PROMPTS, one, guidance=guidance, use_tqdm=False)
             tokens += [output.token_ids for result in results for output in result.outputs]

@@ -68,7 +68,7 @@ class FakeEngine:
     seen: list[Request] = field(default_factory=list)
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
-    grammars: None = None
+    grammar_compiler: None = None
 
     @property
     def has_work(self) -> bool:

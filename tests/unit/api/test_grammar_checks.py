@@ -146,13 +146,77 @@ async def test_a_request_that_goes_leaves_the_others_their_result():
     await checked.close()
 
 
-async def test_the_cache_is_bounded_and_the_process_ends_when_idle():
+async def test_the_process_is_there_before_the_first_grammar_and_behind_each_bomb():
+    process = PlayedProcess()
+    checked = checks(process)
+    checked.prepare()
+    checked.prepare()
+    await until_rest(checked)
+    assert process.starts == 1
+    for _ in range(2):
+        with pytest.raises(ApiError):
+            await checked.check("bomb", "a", "field")
+        await until_rest(checked)
+    assert (process.starts, process.ends) == (2, 1)
+    await checked.check("good", "a", "field")
+    assert process.starts == 2
+    await checked.close()
+    checked = checks(PlayedProcess())
+    checked.prepare()
+    await checked.close()
+
+
+async def test_a_grammar_that_comes_while_the_process_starts_is_tried_by_it():
+    process = PlayedProcess()
+    checked = checks(process)
+    checked.prepare()
+    await asyncio.gather(checked.check("good", "a", "field"), checked.check("fine", "a", "field"))
+    assert (process.starts, process.tried) == (1, ["good", "fine"])
+    await checked.close()
+
+
+async def test_a_process_that_cannot_start_is_started_for_the_next_grammar():
+    process = PlayedProcess()
+    causes = [OSError("no memory"), OSError("no memory")]
+
+    async def start(begin: ModelTokens) -> PlayedProcess:
+        if causes:
+            raise causes.pop()
+        return await process.start(begin)
+
+    checked = GrammarChecks(lambda: BEGIN, start)
+    checked.prepare()
+    await until_rest(checked)
+    assert len(causes) == 1
+    await checked.check("good", "a", "field")
+    assert process.tried == ["good"]
+    await checked.close()
+
+
+async def test_after_a_while_a_fresh_process_takes_the_place_of_a_used_one():
     process = PlayedProcess()
     checked = checks(process, idle_seconds=0.0)
+    checked.prepare()
+    await until_rest(checked)
+    await asyncio.sleep(0.01)
+    assert (process.starts, process.ends) == (1, 0), "an unused one stays"
+    await checked.check("good", "a", "field")
+    await asyncio.sleep(0.01)
+    await until_rest(checked)
+    assert (process.starts, process.ends) == (2, 1)
+    await checked.close()
+
+
+async def until_rest(checked: GrammarChecks) -> None:
+    if checked._running is not None:
+        await checked._running
+
+
+async def test_the_cache_is_bounded():
+    process = PlayedProcess()
+    checked = checks(process)
     for n in range(CACHE_BYTES // 400 + 100):
         await checked.check(f"g{n}", "a", "field")
-    await asyncio.sleep(0.01)
-    assert process.ends
     tried = len(process.tried)
     await checked.check("g0", "a", "field")
     assert len(process.tried) == tried + 1

@@ -58,7 +58,7 @@ class ThreadClient:
                 messages, self._inbox = self._inbox, []
             try:
                 event_loop.call_soon_threadsafe(self.router.deliver, loop.run_once(messages))
-                while loop.poll_timeout() is None and loop.on_idle() and not (self._inbox or self._stop):
+                while loop.poll_timeout() is None and loop.on_idle() == 0 and not (self._inbox or self._stop):
                     pass
             except Exception as error:  # noqa: BLE001 -- whatever ended the engine ends the streams, with its cause
                 event_loop.call_soon_threadsafe(self.router.fail, EngineDiedError(f"{type(error).__name__}: {error}"))

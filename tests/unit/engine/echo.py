@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo_inference.core.backend import Backend, CompletedStep, ComputedStep, StepHandle
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.guidance import Compile
 from octavo_inference.core.model_input import NO_CHOICE, RowStep, StepResult
@@ -212,14 +213,14 @@ def make_runner(
     static_wait: float | None = None,
     host_blocks: int = 0,
     pace: float = 1.0,
-    grammars: Callable[[], Compile] | None = None,
+    load_vocabulary: Callable[[], Compile] | None = None,
 ) -> Runner:
     limits = EngineLimits(
         max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
     )
     clock = Ticks(pace)
     backend = EchoBackend(blocks) if backend is None else backend
-    return Runner(Engine(backend, CONFIG, limits, clock=clock, grammars=grammars), clock)
+    return Runner(Engine(backend, CONFIG, limits, clock=clock, load_vocabulary=load_vocabulary), clock)
 
 
 def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0) -> list[int]:

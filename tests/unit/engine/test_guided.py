@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
+from tests.support.waiting import eventually
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.request import REFUSED, Guidance, Output, Request
@@ -22,7 +23,7 @@ from .late import LateBackend
 def make(*, late: bool = False, compiler: Compiler | None = None, **given: Any) -> Runner:
     compile_grammar = compiler or Compiler()
     backend = LateBackend(given.pop("blocks", 64)) if late else EchoBackend(given.pop("blocks", 64))
-    return make_runner(backend, grammars=lambda: compile_grammar, **given)
+    return make_runner(backend, load_vocabulary=lambda: compile_grammar, **given)
 
 
 GUIDANCE = st.one_of(
@@ -240,17 +241,17 @@ def test_a_grammar_is_compiled_once() -> None:
     assert run.engine.delay() == 0
     run.finish()
     assert compiler.texts == [grammar(1, 3)]
-    assert run.engine.grammars is not None
-    assert run.engine.grammars.compiled == 1
+    assert run.engine.grammar_compiler is not None
+    assert run.engine.grammar_compiler.compiled == 1
 
 
 def test_the_loop_is_woken_when_a_grammar_is_compiled() -> None:
     compiler = Compiler()
     compiler.gate.clear()
     run = make(compiler=compiler)
-    assert run.engine.grammars is not None
+    assert run.engine.grammar_compiler is not None
     woken: list[bool] = []
-    run.engine.grammars.on_ready = lambda: woken.append(True)
+    run.engine.grammar_compiler.on_ready = lambda: woken.append(True)
     loop = EngineLoop(run.engine)
     loop.run_once([Request(id="a", tokens=[1], guidance=Guidance(grammar=grammar(1, 3)))])
     assert loop.poll_timeout() is None
@@ -263,6 +264,79 @@ def test_the_loop_is_woken_when_a_grammar_is_compiled() -> None:
     while loop.poll_timeout() == 0:
         outputs += loop.run_once([]).outputs
     assert outputs[-1].finish_reason == "stop"
+
+
+class Loader:
+    """Counts its calls; the first ones fail."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.failures = failures
+        self.calls = 0
+        self.compiler = Compiler()
+
+    def __call__(self) -> Compiler:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise RuntimeError("no memory")
+        return self.compiler
+
+
+def idle_until_loaded(run: Runner, loader: Loader) -> list[float | None]:
+    """What idle calls returned, with the waits that they asked for, until the vocabulary is loaded."""
+    waits: list[float | None] = []
+    while not waits or waits[-1] is not None:
+        waits.append(run.engine.on_idle())
+        run.clock.now += waits[-1] or 0
+    eventually(lambda: loader.calls == 1)
+    return waits
+
+
+def test_the_vocabulary_is_loaded_once_the_engine_is_idle_for_a_while() -> None:
+    loader = Loader()
+    run = make_runner(load_vocabulary=loader, pace=0.0)
+    assert run.engine.on_idle() is None, "a start-up waits for the first step"
+    run.submit("a", [1], max_tokens=2)
+    run.finish()
+    run.clock.now += 0.25
+    assert run.engine.on_idle() == 0.75
+    run.submit("b", [1], max_tokens=2)
+    run.finish()
+    assert idle_until_loaded(run, loader) == [1.0, None]
+    assert run.engine.on_idle() is None
+    run.submit("c", [1], guidance=Guidance(grammar=grammar(1, 3)))
+    run.finish()
+    assert loader.calls == 1
+    assert run.tokens["c", 0] == expected([1], Guidance(grammar=grammar(1, 3)), count=8, seed=1)[0]
+
+
+def test_the_backend_prepares_before_the_grammars_do() -> None:
+    loader = Loader()
+    run = make_runner(LateBackend(64), load_vocabulary=loader, pace=0.0)
+    run.submit("a", [1], max_tokens=1)
+    run.finish()
+    assert idle_until_loaded(run, loader) == [0.0, 0.0, 1.0, None]
+
+
+def test_a_grammar_before_the_first_idle_moment_loads_the_vocabulary() -> None:
+    loader = Loader()
+    run = make_runner(load_vocabulary=loader, pace=0.0)
+    run.submit("a", [1], guidance=Guidance(grammar=grammar(1, 3)))
+    run.finish()
+    run.clock.now += 9
+    assert run.engine.on_idle() is None
+    assert loader.calls == 1
+
+
+def test_a_vocabulary_that_cannot_be_prepared_is_loaded_for_the_next_grammar() -> None:
+    loader = Loader(failures=1)
+    run = make_runner(load_vocabulary=loader, pace=0.0)
+    run.submit("a", [1], max_tokens=1)
+    run.finish()
+    idle_until_loaded(run, loader)
+    run.submit("b", [1], guidance=Guidance(grammar=grammar(1, 3)))
+    run.finish()
+    assert loader.calls == 2
+    assert run.final["b", 0].finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +367,7 @@ def test_a_step_that_fails_ends_the_requests_in_it() -> None:
             return super().step(batch)
 
     compiler = Compiler()
-    run = make_runner(Broken(64), grammars=lambda: compiler)
+    run = make_runner(Broken(64), load_vocabulary=lambda: compiler)
     run.submit("a", [1], guidance=Guidance(grammar=grammar(1, 3)))
     run.finish()
     run.submit("b", [1])

@@ -307,4 +307,4 @@ def test_idle_moments_go_to_the_backend_until_it_has_enough() -> None:
     run.finish()
     loop = EngineLoop(run.engine)
     assert loop.poll_timeout() is None
-    assert [loop.on_idle() for _ in range(3)] == [True, True, False]
+    assert [loop.on_idle() for _ in range(3)] == [0.0, 0.0, None]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import StepResult
 from octavo_inference.core.prefill_budget import PrefillBudget, chunk_limit

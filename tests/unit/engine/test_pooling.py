@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.request import DEADLINE, Request, SamplingParams
 from octavo_inference.core.scheduler_output import SchedulerOutput
+from octavo_inference.core.swapping import swap_out
 
 from .echo import EchoBackend, Runner, alone, embedding_of, make_runner
 from .late import LateBackend
@@ -142,7 +144,7 @@ def test_a_preempted_embedding_is_complete(runner: Make, pooling: str, host_bloc
     run.submit("e", list(range(20)), pooling=pooling)
     run.step()
     run.engine.scheduler._preempt(plan := SchedulerOutput(), 0.0)
-    run.engine._swap_out(plan)
+    swap_out(plan, run.engine.backend, run.engine.scheduler, Failpoints(""))
     run.submit("takes its row", [1, 2, 3], pooling="mean", priority=5)
     run.finish()
     assert run.engine.scheduler.preemptions == 1

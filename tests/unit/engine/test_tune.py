@@ -11,7 +11,7 @@ import pytest
 
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.config.server import parse
-from octavo_inference.core.engine import EngineLimits
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.tools.tune import command, trials
 from octavo_inference.tools.tune.search import FinalResult, TrialSettings, final, grid, halving
 from octavo_inference.tools.tune.trials import RequestShape, TrialLoad, run

@@ -1,7 +1,8 @@
 """Checks the grammars of requests: each is tried once in the grammar process, and the result is kept by tenant.
 
-Tenants take turns, one grammar each. A grammar that costs too much ends the process, and only its own request; the next
-one waits for the start of another process, about a second. Without grammars, the process ends after five minutes.
+Tenants take turns, one grammar each. A grammar that costs too much ends the process, and only its own request. Another
+process starts at once, which takes about a second: grammars only wait for it if they come that soon. After five minutes
+without grammars, a fresh process takes the place of one that holds memory of theirs.
 """
 
 from __future__ import annotations
@@ -90,7 +91,6 @@ class GrammarChecks:
         self._process: Process | None = None
         self._running: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._ending: asyncio.Task[None] | None = None
 
     @property
     def waiting(self) -> int:
@@ -113,6 +113,11 @@ class GrammarChecks:
             problem = await asyncio.shield(self._queued(key, grammar))
         if problem is not None:
             raise invalid(f"{param}: {problem}.", param, "invalid_grammar")
+
+    def prepare(self) -> None:
+        """Start the process, so that the first grammar need not wait for it."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
 
     async def close(self) -> None:
         """End the process. What waits is cancelled."""
@@ -144,37 +149,59 @@ class GrammarChecks:
             self._running = asyncio.create_task(self._run())
         return future
 
-    async def _run(self) -> None:
-        """Try all that waits, a grammar of each tenant in turn."""
+    async def _run(self, *, renew: bool = False) -> None:
+        """Try all that waits, and have a process before and afterwards. With `renew`, it is another one."""
+        tried = False
         try:
+            if renew:
+                await self._end()
+            await self._prepare()
             while self._waiting:
-                tenant, queue = self._waiting.popitem(last=False)
-                key, grammar = queue.popleft()
-                if queue:
-                    self._waiting[tenant] = queue
-                problem, error = None, None
-                try:
-                    problem = await self._tried(key, grammar)
-                except ApiError as found:
-                    error = found
-                future = self._open.pop(key)
-                if future.done():
-                    continue  # closed meanwhile
-                if error is None:
-                    future.set_result(problem)
-                else:
-                    future.set_exception(error)
+                tried = True
+                await self._try_next()
+                await self._prepare()
         finally:
             self._running = None
-        self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._end_idle)
+        if tried:
+            self._idle = asyncio.get_running_loop().call_later(self._idle_seconds, self._renew)
+
+    async def _try_next(self) -> None:
+        """Try one grammar, of the tenant whose turn it is."""
+        tenant, queue = self._waiting.popitem(last=False)
+        key, grammar = queue.popleft()
+        if queue:
+            self._waiting[tenant] = queue
+        problem, error = None, None
+        try:
+            problem = await self._tried(key, grammar)
+        except ApiError as found:
+            error = found
+        future = self._open.pop(key)
+        if future.done():
+            return  # closed meanwhile
+        if error is None:
+            future.set_result(problem)
+        else:
+            future.set_exception(error)
+
+    async def _prepare(self) -> None:
+        try:
+            await self._started()
+        except Exception:
+            log.exception("the grammar process could not be started; the next grammar tries again")
+
+    async def _started(self) -> Process:
+        """The process, which is started if there is none."""
+        if self._process is not None and not self._process.is_alive:
+            await self._end()  # between two grammars, so none of them is to blame
+        if self._process is None:
+            self._process = await self._start(await asyncio.to_thread(self._begin))
+        return self._process
 
     async def _tried(self, key: _Key, grammar: str) -> str | None:
         try:
-            if self._process is not None and not self._process.is_alive:
-                await self._end()  # between two grammars, so none of them is to blame
-            if self._process is None:
-                self._process = await self._start(await asyncio.to_thread(self._begin))
-            tried = await self._process.trial(grammar)
+            process = await self._started()
+            tried = await process.trial(grammar)
         except (GrammarProcessEndedError, OSError) as error:
             await self._end()
             self.metrics.restarts += 1
@@ -202,8 +229,8 @@ class GrammarChecks:
         headers = {"Retry-After": str(RETRY_AFTER_SECONDS)}
         return ApiError(503, f"{message}; try again later.", code="grammars_busy", headers=headers)
 
-    def _end_idle(self) -> None:
-        self._ending = asyncio.create_task(self._end())
+    def _renew(self) -> None:
+        self._running = asyncio.create_task(self._run(renew=True))
 
     async def _end(self) -> None:
         process, self._process = self._process, None

@@ -43,7 +43,10 @@ def main() -> NoReturn:
     frames = _frames(connection)
     begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
     tokenizer = Tokenizer.from_str(begin.tokenizer)
-    vocabulary = Vocabulary(tokenizer, begin.size, begin.ends)
+    try:
+        vocabulary = Vocabulary(tokenizer, begin.size, begin.ends)
+    except Exception as error:  # noqa: BLE001 -- llguidance does not know every tokenizer, and few requests need it
+        sys.exit(f"the model's tokens cannot be used for grammars: {error}")
     closing = [tokenizer.encode(text, add_special_tokens=False).ids[-1] for text in ('"', "}", "]", ", ")]
     _bound_memory()
 

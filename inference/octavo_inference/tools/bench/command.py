@@ -127,7 +127,7 @@ def run(
     for load in loads:
         require_room(loaded.engine, load)
     answer(loaded.engine, [[0]], [2])
-    while loaded.engine.on_idle():  # a GPU captures its remaining graphs here, as a server does in idle moments
+    while loaded.engine.backend.idle():  # a GPU captures its remaining graphs here, as a server does in idle moments
         pass
     results = []
     for load in loads:

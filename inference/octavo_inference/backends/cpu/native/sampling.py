@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.packing import address
+from octavo_inference.common.address import row_address
 from octavo_inference.core.gather import LogitAdjust, SampleRows, ScoreRows
 from octavo_inference.core.model_input import Float32, Int32, ScoredTokens, StepResult
 
@@ -110,6 +111,7 @@ def native_scoring(rows: ScoreRows, vocab: int) -> NativeScoring:
 
 
 def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] | None:
+    """One structure per row. Absent parts stay null, since addresses take time: a row with a mask alone needs one."""
     if not any(a is not None for a in adjust):
         return None
     result = (abi.Adjust * len(adjust))()
@@ -117,14 +119,18 @@ def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] |
         to.repetition = 1.0
         if a is None:
             continue
-        for name in ("prompt", "output", "banned"):
-            ids = getattr(a, name)
-            setattr(to, name, address(ids))
-            setattr(to, f"{name}_len", len(ids))
         rules = a.rules
-        to.bias_ids, to.bias, to.bias_len = address(rules.bias_ids), address(rules.bias), len(rules.bias_ids)
-        to.word_ends, to.word_tokens = address(rules.word_ends), address(rules.word_tokens)
-        to.words = len(rules.word_ends)
-        to.mask = address(rules.mask) if len(rules.mask) else None
-        to.presence, to.frequency, to.repetition = a.presence_penalty, a.frequency_penalty, a.repetition_penalty
+        if len(rules.mask):
+            to.mask = row_address(rules.mask)
+        if len(a.banned):
+            to.banned, to.banned_len = address(a.banned), len(a.banned)
+        if len(rules.bias_ids):
+            to.bias_ids, to.bias, to.bias_len = address(rules.bias_ids), address(rules.bias), len(rules.bias_ids)
+        if len(rules.word_ends):
+            to.word_ends, to.word_tokens = address(rules.word_ends), address(rules.word_tokens)
+            to.words = len(rules.word_ends)
+        if a.is_penalised or len(rules.word_ends):
+            to.prompt, to.prompt_len = address(a.prompt), len(a.prompt)
+            to.output, to.output_len = address(a.output), len(a.output)
+            to.presence, to.frequency, to.repetition = a.presence_penalty, a.frequency_penalty, a.repetition_penalty
     return result

@@ -25,7 +25,7 @@ INTER_TOKEN = 2.0
 """Mean inter-token time divided by the one without a limit, at most. A chunk costs at least as much as the fixed cost,
 so the prompt tokens' own cost, which every schedule has, is at least half of what a prompt adds."""
 
-NOISE = 1.2
+NOISE = 1.1
 """Factor on both ratios for the start, noise and queues. They hold while the device has enough time for the load."""
 
 

@@ -38,7 +38,7 @@ def chunk_limit(quiet: float, fixed: float, per_token: float, slowdown: float, a
     at least `fixed`: with fewer of them, a prompt would delay the decodes mostly by fixed costs.
     """
     wait = quiet * (slowdown - 1) * max(1.0, _COMPANY * entering / answers)
-    return max(_LEAST, max(fixed, wait - fixed) / per_token)
+    return max(_LEAST, max(fixed * max(1, entering), wait - fixed) / per_token)
 
 
 class PrefillBudget:

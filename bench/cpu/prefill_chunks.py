@@ -25,8 +25,9 @@ INTER_TOKEN = 2.0
 """Mean inter-token time divided by the one without a limit, at most. A chunk costs at least as much as the fixed cost,
 so the prompt tokens' own cost, which every schedule has, is at least half of what a prompt adds."""
 
-NOISE = 1.1
-"""Factor on both ratios for the start, noise and queues. They hold while the device has enough time for the load."""
+MARGIN = 1.1
+"""Factor on both ratios for noise, queues and the first prompts. As prompts may take twice their time, the ratios hold
+for loads of at most a third of the device's time without a limit."""
 
 
 def first_token(slowdown: float) -> float:

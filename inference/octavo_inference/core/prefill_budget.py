@@ -35,7 +35,8 @@ def chunk_limit(quiet: float, fixed: float, per_token: float, slowdown: float, a
 
     `quiet` is the seconds of the decodes alone; n prompt tokens take `fixed + n * per_token` seconds more, `per_token`
     above 0. With one prompt per 16 decoding sequences, the step takes `slowdown` times `quiet`. The tokens always cost
-    at least `fixed`: with fewer of them, a prompt would delay the decodes mostly by fixed costs.
+    at least `fixed` for each entering sequence: with fewer of them, prompts would delay the decodes mostly by fixed
+    costs.
     """
     wait = quiet * (slowdown - 1) * max(1.0, _COMPANY * entering / answers)
     return max(_LEAST, max(fixed * max(1, entering), wait - fixed) / per_token)

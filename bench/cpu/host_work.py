@@ -1,9 +1,11 @@
 """The host's cost per step, with a device that only takes time: python -m bench.cpu.host_work.
 
-The device is null: a step ends a fixed number of milliseconds after the one before, and its tokens are made up. All
-else is the work of a server's engine process: incoming messages, scheduler, pool, row table, outputs, the frame to the
-API process. The load is decodes alone, of sequences of different lengths. Measured are the host's milliseconds per
-step, the integers that each step sends to the device, and the device's idle share, with overlap and without.
+The device is null: a step ends some milliseconds after the one before, and its tokens are made up. All else is the
+work of a server's engine process: incoming messages, scheduler, pool, row table, outputs, the frame to the API process.
+The first load is decodes alone, of sequences of different lengths, on a device whose steps all take the same time.
+Measured are the host's milliseconds per step, the integers that each step sends to the device, and the device's idle
+share, with overlap and without. In the second load, prompts come next to running answers, on the devices of
+`prefill_chunks`, where a step takes longer for prompt tokens: their steps, and the host's milliseconds for each.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.cpu.prefill_chunks import DEVICES
 from bench.lib.host import host
 from bench.lib.results import save
 from octavo_inference.common.framing import encode_frame
@@ -28,6 +31,7 @@ from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
+from octavo_simulator.steptime import PodProfile
 
 BLOCK_SIZE, VOCAB = 16, 151_936
 _BUDGET = 8192
@@ -39,10 +43,11 @@ MODEL = ModelConfig(
 
 @dataclass(slots=True)
 class NullDevice:
-    """A `Backend` that takes `seconds` for a step and records its idle time. Times are of `time.perf_counter`."""
+    """A `Backend` that only takes time, and records its idle time. Times are of `time.perf_counter`."""
 
     num_blocks: int
-    seconds: float
+    seconds: Callable[[int, int], float]
+    """Of a step with this many decodes and prompt tokens."""
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
@@ -61,7 +66,9 @@ class NullDevice:
         now = time.perf_counter()
         if self.free_at:
             self.idle_time += max(0.0, now - self.free_at)
-        self.free_at = max(now, self.free_at) + self.seconds
+        queries = np.diff(step.query_start)
+        decodes = int((queries == 1).sum())
+        self.free_at = max(now, self.free_at) + self.seconds(decodes, int(queries.sum()) - decodes)
         arrays = (step.row, step.query_start, step.seq_len, step.sample.query, step.sample.row, step.sample.position)
         self.sent.append(sum(len(array) for array in arrays) + sum(len(change.values) for change in step.changes))
         return NullStep(self, len(step.sample.row), self.free_at)
@@ -111,38 +118,60 @@ class NullStep:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """An engine process next to a null device."""
+
+    device: NullDevice
+    engine: Engine
+    loop: EngineLoop
+
+    @property
+    def decoding(self) -> int:
+        """Number of sequences that generate."""
+        return sum(len(s.tokens) > 0 and s.num_missing_tokens == 1 for s in self.engine.scheduler.running)
+
+    def step(self, requests: Sequence[Request] = ()) -> float:
+        """Run one step with new requests; returns the host's seconds."""
+        waited, start = self.device.waited, time.perf_counter()
+        encode_frame(self.loop.run_once(list(requests)))
+        return time.perf_counter() - start - (self.device.waited - waited)
+
+
+def _request(number: int, tokens: int, answer: int) -> Request:
+    return Request(
+        id=f"chatcmpl-{number:032x}",
+        tokens=np.random.default_rng(number).integers(0, VOCAB, tokens).tolist(),
+        sampling=SamplingParams(max_tokens=answer, ignore_eos=True, temperature=0.7, seed=number),
+    )
+
+
+def _decoding(seconds: Callable[[int, int], float], limits: EngineLimits, rows: int, context: int) -> _Process:
+    """An engine process in which `rows` sequences of about `context` tokens generate until the longest length."""
+    device = NullDevice(limits.max_running * (-(-limits.max_model_len // BLOCK_SIZE) + 1), seconds)
+    engine = Engine(device, MODEL, limits, clock=time.monotonic)
+    process = _Process(device, engine, EngineLoop(engine))
+    process.step([_request(i, context - i % 16, limits.max_model_len - context) for i in range(rows)])
+    while process.decoding < rows:
+        process.step()
+    for _ in range(4):
+        process.step()
+    return process
+
+
 def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: bool) -> dict[str, Any]:
     """Run `steps` decodes of `rows` sequences of about `context` tokens on a device that takes `seconds` per step."""
     # Sequences that arrived first decode during the others' prefill.
     answer = steps + 40 + 2 * rows * context // _BUDGET
-    longest = context + answer
-    device = NullDevice(rows * (-(-longest // BLOCK_SIZE) + 1), 0.0)
-    limits = EngineLimits(longest, rows, _BUDGET, rows, prefix_caching=True, overlap=overlap)
-    engine = Engine(device, MODEL, limits, clock=time.monotonic)
-    loop = EngineLoop(engine)
-    rng = np.random.default_rng(0)
-    requests = [
-        Request(
-            id=f"chatcmpl-{i:032x}",
-            tokens=rng.integers(0, VOCAB, context - i % 16).tolist(),
-            sampling=SamplingParams(max_tokens=answer, ignore_eos=True, temperature=0.7, seed=i),
-        )
-        for i in range(rows)
-    ]
-    loop.run_once(requests)
-    while sum(len(s.tokens) > 0 and s.num_missing_tokens == 1 for s in engine.scheduler.running) < rows:
-        loop.run_once([])
-    for _ in range(4):
-        loop.run_once([])
-    device.seconds, device.idle_time, device.waited = seconds, 0.0, 0.0
+    limits = EngineLimits(context + answer, rows, _BUDGET, rows, prefix_caching=True, overlap=overlap)
+    process = _decoding(lambda *_: 0.0, limits, rows, context)
+    device = process.device
+    device.seconds = lambda *_: seconds
+    device.idle_time = 0.0
     device.sent.clear()
     device.free_at = 0.0
-    took = []
     begin = time.perf_counter()
-    for _ in range(steps):
-        waited, start = device.waited, time.perf_counter()
-        encode_frame(loop.run_once([]))
-        took.append(time.perf_counter() - start - (device.waited - waited))
+    took = [process.step() for _ in range(steps)]
     whole = time.perf_counter() - begin
     return {
         "rows": rows,
@@ -172,6 +201,49 @@ def table(found: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measure_prompts(device: PodProfile, rows: int, tokens: int, prompts: int) -> dict[str, Any]:
+    """Send prompts of `tokens` tokens, one at a time, next to `rows` generating sequences on `device`, with overlap."""
+    # Even in chunks of 8 tokens, no sequence ends before the last prompt.
+    longest = 200 + prompts * (tokens // 8 + 40)
+    limits = EngineLimits(
+        longest, rows + 1, device.budget, rows + 1, prefill_slowdown=device.slowdown or None, overlap=True
+    )
+    process = _decoding(device.linear, limits, rows, 100)
+    for _ in range(20):
+        process.step()
+    steps, seconds, took = [], [], []
+    for number in range(prompts):
+        begin, count = time.perf_counter(), 1
+        took.append(process.step([_request(rows + number, tokens, 1)]))
+        while process.engine.scheduler.uncached():
+            took.append(process.step())
+            count += 1
+        steps.append(count)
+        seconds.append(time.perf_counter() - begin)
+        for _ in range(20):
+            process.step()
+    return {
+        "device": device.name,
+        "rows": rows,
+        "tokens": tokens,
+        "steps": [steps[0], steps[-1]],
+        "ms": [round(seconds[0] * 1e3, 1), round(seconds[-1] * 1e3, 1)],
+        "host_ms_p50": round(statistics.median(took) * 1e3, 3),
+    }
+
+
+def prompt_table(found: list[dict[str, Any]]) -> str:
+    """Format the rows of `measure_prompts` as Markdown."""
+    lines = [
+        "| device | rows | prompt | first prompt | last prompt | host p50, ms |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for r in found:
+        first, last = (f"{n} steps, {ms:,.0f} ms" for n, ms in zip(r["steps"], r["ms"], strict=True))
+        lines.append(f"| {r['device']} | {r['rows']} | {r['tokens']:,} | {first} | {last} | {r['host_ms_p50']:.2f} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -188,9 +260,11 @@ def main() -> None:
                 for overlap in (False, True):
                     found.append(measure(rows, context, milliseconds / 1e3, given.steps, overlap=overlap))
                     print(table(found[-1:]).splitlines()[-1], flush=True)
+    entering = [measure_prompts(device, 64, 2000, 20) for device in DEVICES if device.base < 0.01]
+    print(prompt_table(entering), end="")
     if given.out:
-        save(given.out, {"host": host(), "rows": found})
-        given.out.with_suffix(".md").write_text(table(found))
+        save(given.out, {"host": host(), "rows": found, "prompts": entering})
+        given.out.with_suffix(".md").write_text(f"{table(found)}\n{prompt_table(entering)}")
 
 
 if __name__ == "__main__":

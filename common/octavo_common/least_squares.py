@@ -1,4 +1,4 @@
-"""Least squares over the step sums that pods report; used by the gateways' routing and by the autoscaler."""
+"""Least squares for step costs; used by the gateways' routing, the autoscaler and the engine's prefill budget."""
 
 from __future__ import annotations
 

@@ -21,6 +21,9 @@ class PodProfile:
     deviation `noise`, drawn every 64 steps. `floor` is the time to read the weights once, even for few rows. Floor and
     attention are deliberately in no scaler's model: a simulator with the scaler's own formula would favour it.
 
+    A step with prompt tokens has at least `mixed_base` as its base and at least `mixed_floor` as its floor. A GPU runs
+    decodes alone as one graph. In other steps the host launches each kernel, which takes a time of its own.
+
     `gpus`: GPUs of one pod, for GPU-hours. `budget`: query tokens of a step. `slowdown`: the engine's
     `--prefill-slowdown`, 0 for none. `start`: median seconds from a pod's creation to ready.
     """
@@ -33,6 +36,8 @@ class PodProfile:
     pool_tokens: int
     attention: float = 0.0
     floor: float = 0.0
+    mixed_base: float = 0.0
+    mixed_floor: float = 0.0
     noise: float = 0.03
     gpus: float = 1.0
     block_size: int = 32
@@ -44,7 +49,10 @@ class PodProfile:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("base", "prefill", "row", "context", "attention", "floor", "noise", "gpus", "slowdown", "start"):
+        for name in (
+            "base", "prefill", "row", "context", "attention", "floor", "mixed_base", "mixed_floor", "noise", "gpus",
+            "slowdown", "start",
+        ):  # fmt: skip
             value = getattr(self, name)
             if not isfinite(value) or value < 0:
                 raise ProfileError(f"profile field {name}: found {value}, expected a number of at least 0")
@@ -60,7 +68,10 @@ class PodProfile:
 
     def linear(self, rows: int, prompt: int = 0) -> float:
         """Seconds of a step without attention."""
-        return max(self.floor, self.base + self.prefill * prompt + self.row * rows)
+        if not prompt:
+            return max(self.floor, self.base + self.row * rows)
+        base, floor = max(self.base, self.mixed_base), max(self.floor, self.mixed_floor)
+        return max(floor, base + self.prefill * prompt + self.row * rows)
 
     @property
     def blocks(self) -> int:

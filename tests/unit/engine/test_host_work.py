@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from bench.cpu.host_work import measure, table
+import pytest
+
+from bench.cpu.host_work import measure, measure_prompts, prompt_table, table
+from bench.cpu.prefill_chunks import DEVICES
+from octavo_simulator.steptime import PodProfile
 
 
 def test_a_null_device_is_told_as_much_for_long_sequences_as_for_short_ones() -> None:
@@ -17,3 +21,10 @@ def test_a_device_that_is_waited_for_is_idle_while_the_host_works() -> None:
     alone = measure(8, 20, 0.002, 20, overlap=False)
     assert 0 < alone["idle_share"] < 1
     assert alone["step_ms"] > 2
+
+
+@pytest.mark.parametrize("device", [DEVICES[1], DEVICES[4]], ids=lambda device: device.name)
+def test_prompts_next_to_answers_take_few_steps_on_a_device_with_a_fixed_cost(device: PodProfile) -> None:
+    found = measure_prompts(device, 8, 600, 3)
+    assert 1 <= found["steps"][-1] <= 30
+    assert len(prompt_table([found]).splitlines()) == 3

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from octavo_inference.core.engine import Engine
@@ -78,8 +79,8 @@ def test_a_long_prompt_makes_running_answers_wait_no_longer_than_allowed(slowdow
     disturbed = [took for decodes, prefill, took in machine.steps if decodes == 16 and prefill]
     assert disturbed
     assert max(disturbed) <= quiet * slowdown + 0.0005
-    # The allowance is used, not wasted: all but the prompt's remainder.
-    assert sorted(disturbed)[1] > quiet * (1 + 0.7 * (slowdown - 1))
+    # The allowance is used, not wasted, by all but the prompt's remainder and the half chunks that measure fixed costs.
+    assert median(disturbed) > quiet * (1 + 0.7 * (slowdown - 1))
 
 
 def test_without_a_limit_a_chunk_fills_the_budget() -> None:
@@ -129,17 +130,73 @@ def test_one_hiccup_of_the_machine_does_not_stop_a_prompt() -> None:
     assert after >= 16
 
 
+def test_a_step_too_short_for_the_clock_is_not_measured() -> None:
+    pace = PrefillBudget(1.5)
+    pace.observe(0.0, 0, 100)
+    pace.observe(0.0, 16, 0)
+    assert pace.limit(16, 1) is None
+
+
+def steady(pace: PrefillBudget, extra: Callable[[int], float], quiet: float = 0.01, steps: int = 100) -> int:
+    """The limit after so many steps with as many prompt tokens as allowed next to 16 answers."""
+    pace.observe(quiet + extra(100), 0, 100)
+    pace.observe(quiet, 16, 0)
+    for _ in range(steps):
+        chunk = pace.limit(16, 1)
+        assert chunk is not None
+        pace.observe(quiet + extra(chunk), 16, chunk)
+    found = pace.limit(16, 1)
+    assert found is not None
+    return found
+
+
+def test_without_a_fixed_cost_a_step_takes_what_is_allowed() -> None:
+    assert steady(PrefillBudget(1.5), lambda tokens: 1e-4 * tokens) == pytest.approx(50, rel=0.05)
+
+
+def test_a_fixed_cost_within_the_allowed_wait_leaves_the_rest_to_tokens() -> None:
+    assert steady(PrefillBudget(1.5), lambda tokens: 0.002 + 1e-4 * tokens) == pytest.approx(30, rel=0.05)
+
+
+def test_a_chunk_costs_at_least_as_much_as_the_fixed_cost() -> None:
+    assert steady(PrefillBudget(1.5), lambda tokens: 0.020 + 1e-4 * tokens) == pytest.approx(200, rel=0.05)
+
+
+def test_a_chunk_takes_the_tokens_that_cost_nothing_more() -> None:
+    """The first 400 tokens cost as much as one, and above the allowed wait."""
+    found = steady(PrefillBudget(1.5), lambda tokens: max(0.020, 5e-5 * tokens))
+    assert 300 <= found <= 800
+
+
+def test_a_slow_first_prompt_is_forgotten() -> None:
+    """A first step that compiles or reads pages takes a hundred times longer."""
+    pace = PrefillBudget(1.5)
+    pace.observe(1.0, 0, 100)
+    assert steady(pace, lambda tokens: 1e-4 * tokens, steps=60) == pytest.approx(50, rel=0.2)
+
+
+def test_a_machine_of_half_the_speed_gets_the_same_chunks() -> None:
+    pace = PrefillBudget(1.5)
+    before = steady(pace, lambda tokens: 1e-4 * tokens)
+    for _ in range(100):
+        pace.observe(0.02, 16, 0)
+        pace.observe(0.02 + 2e-4 * before, 16, before)
+    assert pace.limit(16, 1) == pytest.approx(before, rel=0.1)
+
+
+@example(quiet=1.0, fixed=0.0, per_token=5e-324, slowdown=1.5, answers=1, entering=1)
 @given(
     quiet=st.floats(1e-4, 10),
+    fixed=st.floats(0, 10),
     per_token=st.floats(1e-6, 1),
     slowdown=st.floats(1.01, 100),
     answers=st.integers(1, 256),
     entering=st.integers(0, 256),
 )
 def test_a_prompt_always_gets_on_and_more_of_them_get_more(
-    quiet: float, per_token: float, slowdown: float, answers: int, entering: int
+    quiet: float, fixed: float, per_token: float, slowdown: float, answers: int, entering: int
 ) -> None:
-    limit: Callable[[int, int], int] = lambda a, e: chunk_limit(quiet, per_token, slowdown, a, e)  # noqa: E731
-    assert limit(answers, entering) >= 8
+    limit: Callable[[int, int], float] = lambda a, e: chunk_limit(quiet, fixed, per_token, slowdown, a, e)  # noqa: E731
+    assert limit(answers, entering) >= max(8, fixed / per_token)
     assert limit(answers, entering + 1) >= limit(answers, entering)
     assert limit(answers + 1, entering) <= limit(answers, entering)

@@ -1,5 +1,6 @@
 """One pod against timelines computed by hand, and against itself step by step."""
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -127,6 +128,33 @@ def test_rows_are_a_limit() -> None:
     first, second = job(0, 20, 2), job(1, 20, 1)
     play(one_row, [first, second])
     assert second.first == pytest.approx(first.ended + 0.030)
+
+
+@pytest.mark.parametrize(("floor", "first"), [(0.0, 0.130 + 0.080), (0.12, 0.130 + 0.120)])
+def test_steps_with_prompts_have_a_base_and_a_floor_of_their_own(floor: float, first: float) -> None:
+    """Chunks of 100 and 50 tokens take 130 and 80 ms by their base; decodes take 12 ms."""
+    one = job(0, 150, 3)
+    play(replace(PLAIN, mixed_base=0.030, mixed_floor=floor), [one])
+    assert one.first == pytest.approx(first)
+    assert one.ended == pytest.approx(first + 2 * 0.012 + 0.0001 * (151 + 152))
+
+
+def test_a_smaller_base_and_floor_of_steps_with_prompts_change_nothing() -> None:
+    floored = replace(PLAIN, floor=0.05)
+    same = replace(floored, mixed_base=PLAIN.base, mixed_floor=0.05)
+    for rows, prompt in ((0, 0), (8, 0), (0, 1), (8, 1), (8, 90)):
+        assert same.linear(rows, prompt) == floored.linear(rows, prompt)
+        assert floored.linear(rows, prompt) == max(0.05, PLAIN.linear(rows, prompt))
+
+
+def test_a_fixed_cost_of_prompts_does_not_shrink_chunks() -> None:
+    """A mixed step costs 40 ms more than a decode, however few tokens it has. So a chunk has 40 tokens or more."""
+    slow = replace(PLAIN, pool_tokens=20_000, context=0.0, mixed_base=0.050, slowdown=1.5)
+    answers = [job(n, 20, 3000) for n in range(6)]
+    prompts = [job(10 + n, 400, 1, at=3.0 * (n + 1)) for n in range(8)]
+    play(slow, answers + prompts)
+    steps = 400 / 40 + 2  # one of them with half the tokens, and one that runs when the prompt comes
+    assert prompts[-1].first - prompts[-1].arrived <= steps * (0.050 + 0.012 + 0.040)
 
 
 def test_a_client_that_has_gone_costs_nothing() -> None:

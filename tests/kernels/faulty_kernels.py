@@ -24,6 +24,13 @@ def copy(x, out, N: tl.constexpr):
     tl.store(out + at, tl.load(x + at).to(tl.float32))
 
 
+@triton.jit
+def product(x, out, N: tl.constexpr):
+    rows = tl.arange(0, N)
+    at = rows[:, None] * N + rows[None, :]
+    tl.store(out + at, tl.dot(tl.load(x + at), tl.load(x + at + N * N)))
+
+
 def case(kernel, size, elements, dtype, float8=False, **options):
     def prepare(place):
         x, out = place.empty(elements, dtype=dtype), place.empty(elements, dtype=torch.float32)
@@ -34,7 +41,7 @@ def case(kernel, size, elements, dtype, float8=False, **options):
 
 os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 cases = [
-    case(copy, 32, 32, torch.bfloat16, min_shared_mem=100 * 1024),
+    case(product, 128, 2 * 128 * 128, torch.float32),
     case(deep, 4096, 4096, torch.float32, num_warps=1, maxnreg=32),
     case(copy, 64, 64, torch.float8_e4m3fn, float8=True),
     case(copy, 64, 64, torch.bfloat16, float8=True),

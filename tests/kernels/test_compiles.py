@@ -48,7 +48,10 @@ def test_faults_are_found(tmp_path: Path) -> None:
     done = run("tests.kernels.faulty_kernels", str(tmp_path))
     assert done.returncode == 0, done.stderr
     first, *others = [line for line in done.stdout.splitlines() if line.startswith("89")]
-    assert "OutOfResources: out of resource: shared memory, Required: 102400, Hardware limit: 101376" in first
+    assert (
+        "89 product failed OutOfResources: out of resource: shared memory, Required: 131072, Hardware limit: 101376"
+        in first
+    )
     assert others == [
         "89 deep spills ",
         "89 copy compiled ",
@@ -56,7 +59,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "89 copy compiled ",
     ]
     assert [line for line in done.stdout.splitlines() if line.startswith("80")] == [
-        "80 copy compiled ",
+        "80 product compiled ",
         "80 deep spills ",
         "80 copy refused no float8 below 8.9",
         "80 copy failed compiled, but no float8 was expected here",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.events import Event, Text
-from octavo_inference.chat_format.readers import END, NotACallError, Reader, PlainRun, finder
+from octavo_inference.chat_format.readers import END, NotACallError, PlainRun, Reader, finder
 from octavo_inference.chat_format.tools import ToolSpec
 
 Block = Callable[[Calls, str], Reader[str]]

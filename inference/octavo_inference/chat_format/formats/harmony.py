@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.events import AnswerParser, Event
 from octavo_inference.chat_format.lark import Rules
-from octavo_inference.chat_format.readers import END, Reader, PlainRun, until
+from octavo_inference.chat_format.readers import END, PlainRun, Reader, until
 from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat
 from octavo_inference.chat_format.tools import ToolSpec

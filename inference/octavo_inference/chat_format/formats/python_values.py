@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from octavo_inference.chat_format.readers import END, NotACallError, Reader, PlainRun, Sink, space
+from octavo_inference.chat_format.readers import END, NotACallError, PlainRun, Reader, Sink, space
 from octavo_inference.chat_format.schema_types import escaped
 
 _MAX_DEPTH = 32

@@ -55,6 +55,8 @@ class CallParser:
         """See `AnswerParser`."""
         if self._block is None and not self._tail and not self._calls.at_start and self._find(text) is None:
             return [Text(text)] if text else []
+        if self._tail:
+            text, self._tail = self._tail + text, ""
         self._read(text)
         return self._calls.take()
 
@@ -87,7 +89,7 @@ class CallParser:
     def _read_text(self, text: str, position: int, past: int) -> int:
         """Read text up to a block or the end. Returns the position behind what is read."""
         if self._tail:
-            # As much as tells whether it is a marker: the rest of the text is not copied.
+            # Behind what was no block. As much as tells whether it is a marker: the rest of the text is not copied.
             tail, self._tail = self._tail, ""
             self._read_text(tail + text[position], 0, 0)
             return position + 1

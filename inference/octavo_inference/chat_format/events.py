@@ -60,6 +60,9 @@ class AnswerParser(Protocol):
 
 def merged(events: list[Event]) -> list[Event]:
     """The events with adjacent parts of one text, reasoning or call joined, and without empty ones."""
+    if len(set(map(type, events))) == 1 and continues(events[0], events[-1]):
+        text = "".join([event.text for event in events if not isinstance(event, CallStart)])
+        return [_with_text(events[0], text)] if text else []
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = "" if isinstance(event, CallStart) else event.text

@@ -83,7 +83,8 @@ def _types(schema: Schema) -> frozenset[str]:
         return frozenset(_type_of(value) for value in schema["enum"])
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
-        return TYPES & {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str)}
+        given = {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str)}
+        return TYPES & (given | ({"null"} if schema.get("nullable") is True else set()))
     return TYPES
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo_inference.chat_format.events import AnswerParser, CallStart, Event, Reasoning, merged
+from octavo_inference.chat_format.readers import finder
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +138,8 @@ def _has_call(events: list[Event]) -> bool:
 
 def _cut(text: str, marker: str) -> tuple[str, str, str, str]:
     """What is before the marker, the marker, and what is behind it; without one: what may be its beginning is last."""
-    before, found, behind = text.partition(marker)
-    if found:
-        return before, found, behind, ""
-    start = text.find(marker[0], max(0, len(text) - len(marker) + 1))
-    while start >= 0 and not marker.startswith(text[start:]):
-        start = text.find(marker[0], start + 1)
-    return (text, "", "", "") if start < 0 else (text[:start], "", "", text[start:])
+    found = finder(frozenset({marker}))(text)
+    if found is None:
+        return text, "", "", ""
+    before, behind = text[: found.start()], text[found.end() :]
+    return (before, marker, behind, "") if found[0] == marker else (before, "", "", found[0])

@@ -53,13 +53,18 @@ class FormatWriter:
             "token_triggered_tags": self._token_triggered_tags,
         }
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The types of formats."""
+        return tuple(self._writers)
+
     def format(self, node: Any, where: str, nesting: int, ends: Ends = ()) -> str:
         """The expression of a format, with one of the texts `ends` behind it if there are any."""
         kind = fields.fields_of(node, where).get("type")
         if nesting > MAX_NESTING:
             refuse(where, f"more than {MAX_NESTING} formats inside each other")
         if not isinstance(kind, str) or kind not in self._writers:
-            refuse(where, f"type {str(kind)[:64]!r} is not supported; supported: {', '.join(self._writers)}")
+            refuse(where, f"type {str(kind)[:64]!r} is not supported; supported: {', '.join(self.kinds)}")
         return self._writers[kind](node, where, nesting, ends)
 
     def tag(self, node: Any, where: str, nesting: int, ends: Ends, begun: str = "") -> str:

@@ -14,6 +14,7 @@ from octavo_inference.grammar.json_schema import FORMATS
 
 Schema = dict[str, Any]
 COUNT = 300
+OPENAPI_COUNT = 40
 
 _NOUNS = (
     "id", "name", "title", "email", "city", "country", "street", "status", "kind", "price", "total", "count", "rate",
@@ -39,6 +40,42 @@ def corpus() -> list[tuple[str, Schema]]:
         drawn = random.Random(number)
         found.append((kind, {"$schema": "https://json-schema.org/draft/2020-12/schema", **make(drawn)}))
     return found
+
+
+def openapi() -> list[tuple[Schema, Schema]]:
+    """Schemas in the dialect of OpenAPI 3.0, each with one of the same meaning in JSON Schema."""
+    found = []
+    for number in range(OPENAPI_COUNT):
+        drawn = random.Random(number)
+        pairs = {name: _openapi(drawn) for name in _names(drawn, drawn.randint(2, 6))}
+        given: Schema = {"type": "object", "required": [*pairs], "xml": {"name": "a"}}
+        meant: Schema = {"type": "object", "required": [*pairs]}
+        given["properties"] = {name: pair[0] for name, pair in pairs.items()}
+        meant["properties"] = {name: pair[1] for name, pair in pairs.items()}
+        found.append((given, meant))
+    return found
+
+
+def _openapi(drawn: random.Random) -> tuple[Schema, Schema]:
+    text, number = _text(drawn), _number(drawn)
+    low = drawn.randint(0, 100)
+    null = {"type": "null"}
+    pairs: list[tuple[Schema, Schema]] = [
+        ({**text, "nullable": True}, {"anyOf": [text, null]}),
+        ({**text, "nullable": False, "format": "password"}, text),
+        ({"allOf": [number], "nullable": True}, {"anyOf": [number, null]}),
+        ({"anyOf": [number, text], "nullable": True}, {"anyOf": [number, text, null]}),
+        ({"type": "integer", "format": "int32"}, {"type": "integer", "minimum": -(2**31), "maximum": 2**31 - 1}),
+        ({"type": "integer", "format": "int64", "minimum": low}, {"type": "integer", "minimum": low}),
+        ({"type": "number", "format": "double"}, {"type": "number"}),
+        ({"type": "integer", "minimum": low, "exclusiveMinimum": True}, {"type": "integer", "exclusiveMinimum": low}),
+        ({"type": "array", "items": number, "uniqueItems": False}, {"type": "array", "items": number}),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": text},
+            {"type": "object", "additionalProperties": text},
+        ),
+    ]
+    return drawn.choice(pairs)
 
 
 def _names(drawn: random.Random, count: int) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo_inference.chat_format.calls import Calls
-from octavo_inference.chat_format.readers import END, Reader, Sink, until
+from octavo_inference.chat_format.readers import END, Reader, Sink, nowhere, until
 from octavo_inference.chat_format.schema_types import as_json, escaped
 
 _STRING = frozenset({"string"})
@@ -39,11 +39,11 @@ class Arguments:
         sink = self.key(name)
         types = self._parameters.types(name)
         if sink is None:
-            return (yield from until(ends, at, _nowhere))
+            return (yield from until(ends, at, nowhere))
         if types == _STRING:
             sink('"')
             self._calls.closing = '"}'
-            end, at = yield from until(ends, at, lambda character: sink(escaped(character)))
+            end, at = yield from until(ends, at, lambda text: sink(escaped(text)))
             if end is not END:
                 sink('"')
         else:
@@ -58,7 +58,3 @@ class Arguments:
         """The call ends."""
         self._calls.arguments("}")
         self._calls.end()
-
-
-def _nowhere(_: str) -> None:
-    """No place for it."""

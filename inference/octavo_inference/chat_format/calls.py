@@ -14,7 +14,7 @@ class Calls:
     """The calls and the text of an answer, as far as they are read.
 
     White space that is all there is before, between or behind calls belongs to the calls: it is no text. `held` are the
-    characters of a block since the last part of a call; they are text if they turn out to be none.
+    characters of a block since the last part of a call, in pieces; they are text if they turn out to be none.
     """
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
@@ -48,11 +48,13 @@ class Calls:
             self.at_start = False
             text = "".join(self._space) + text
             self._space.clear()
-        self._events.append(Text(text))
+        if text:
+            self._events.append(Text(text))
 
     def reasoning(self, text: str) -> None:
         """More of the thinking."""
-        self._events.append(Reasoning(text))
+        if text:
+            self._events.append(Reasoning(text))
 
     def start(self, name: str, call_id: str | None = None) -> None:
         """A call of a known tool begins."""
@@ -66,7 +68,8 @@ class Calls:
     def arguments(self, text: str) -> None:
         """More of the arguments of the call that is open."""
         self.held.clear()
-        self._events.append(CallArguments(self._count, text))
+        if text:
+            self._events.append(CallArguments(self._count, text))
 
     def end(self) -> None:
         """The open call ends: the text from here on is not part of it."""
@@ -83,7 +86,8 @@ class Calls:
     def abandon(self) -> None:
         """The open call, if any, cannot be read further: what is held becomes text."""
         if self.is_open:
-            self._events.append(CallArguments(self._count, self.closing))
+            if self.closing:
+                self._events.append(CallArguments(self._count, self.closing))
             self.is_open = False
             self._count += 1
 
@@ -96,5 +100,8 @@ class Calls:
 
     def take(self) -> list[Event]:
         """The events since the last time."""
-        events, self._events = self._events, []
-        return merged(events)
+        events = self._events
+        if not events:
+            return []
+        self._events = []
+        return events if len(events) == 1 else merged(events)

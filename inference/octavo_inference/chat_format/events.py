@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 
-class Text(NamedTuple):
+class Text(msgspec.Struct, frozen=True, gc=False):
     """Text for the user."""
 
     text: str
 
 
-class Reasoning(NamedTuple):
+class Reasoning(msgspec.Struct, frozen=True, gc=False):
     """Text of the model's thinking."""
 
     text: str
 
 
-class CallStart(NamedTuple):
+class CallStart(msgspec.Struct, frozen=True, gc=False):
     """A tool call begins. `index` counts the calls of an answer; `id` is the model's own, None if it writes none."""
 
-    index: int  # type: ignore[assignment]
+    index: int
     name: str
     id: str | None = None
 
 
-class CallArguments(NamedTuple):
+class CallArguments(msgspec.Struct, frozen=True, gc=False):
     """The next part of a call's arguments: all parts together are one JSON object."""
 
-    index: int  # type: ignore[assignment]
+    index: int
     text: str
 
 
@@ -58,8 +60,9 @@ class AnswerParser(Protocol):
 
 def merged(events: list[Event]) -> list[Event]:
     """The events with adjacent parts of one text, reasoning or call joined, and without empty ones."""
-    if len(events) < 2:
-        return [event for event in events if isinstance(event, CallStart) or event.text]
+    if len(set(map(type, events))) == 1 and continues(events[0], events[-1]):
+        text = "".join([event.text for event in events if not isinstance(event, CallStart)])
+        return [_with_text(events[0], text)] if text else []
     runs: list[tuple[Event, list[str]]] = []
     for event in events:
         text = "" if isinstance(event, CallStart) else event.text
@@ -67,7 +70,7 @@ def merged(events: list[Event]) -> list[Event]:
             runs[-1][1].append(text)
         elif text or isinstance(event, CallStart):
             runs.append((event, [text]))
-    return [event if isinstance(event, CallStart) else event._replace(text="".join(parts)) for event, parts in runs]
+    return [_with_text(event, "".join(parts)) for event, parts in runs]
 
 
 def continues(first: Event, event: Event) -> bool:
@@ -75,3 +78,7 @@ def continues(first: Event, event: Event) -> bool:
     if isinstance(event, CallArguments):
         return isinstance(first, CallStart | CallArguments) and first.index == event.index
     return type(first) is type(event) and not isinstance(event, CallStart)
+
+
+def _with_text(event: Event, text: str) -> Event:
+    return event if isinstance(event, CallStart) else msgspec.structs.replace(event, text=text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo_inference.chat_format.events import AnswerParser, CallStart, Event, Reasoning, merged
+from octavo_inference.chat_format.readers import finder
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,18 @@ class ThinkParser:
 
     def push(self, text: str) -> list[Event]:
         """See `AnswerParser`."""
+        if self._done and not self._trims:
+            return self._answer.push(text)
+        if not self._tail and not self._may_repeat and not self._trims:
+            # No marker begins in this piece.
+            if self.in_reasoning:
+                if self._end[0] not in text:
+                    self._reason(text)
+                    return self._take()
+            elif self._start[0] not in text:
+                events = self._answer.push(text)
+                self._done = _has_call(events)
+                return events
         while text and not self._done:
             text = self._think(text) if self.in_reasoning else self._look(text)
         if text:
@@ -67,7 +80,7 @@ class ThinkParser:
         """Look for the start marker. Returns the text behind it, or behind the first call's start."""
         before, marker, rest, self._tail = _cut(self._tail + text, self._start)
         self._pass_on(before)
-        if any(isinstance(event, CallStart) for event in self._events):
+        if _has_call(self._events):
             self._done = True
             rest = marker + rest + self._tail
             self._tail = ""
@@ -101,7 +114,7 @@ class ThinkParser:
             self._events.append(Reasoning("".join(self._space) + shown))
             self._has_reasoned = True
             self._space.clear()
-        if self._has_reasoned:
+        if self._has_reasoned and len(body) < len(text):
             self._space.append(text[len(body) :])
 
     def _pass_on(self, text: str) -> None:
@@ -113,13 +126,20 @@ class ThinkParser:
 
     def _take(self) -> list[Event]:
         events, self._events = self._events, []
-        return merged(events)
+        return events if len(events) < 2 else merged(events)
+
+
+def _has_call(events: list[Event]) -> bool:
+    for event in events:  # noqa: SIM110 -- this runs at every piece, and `any` takes twice the time
+        if isinstance(event, CallStart):
+            return True
+    return False
 
 
 def _cut(text: str, marker: str) -> tuple[str, str, str, str]:
     """What is before the marker, the marker, and what is behind it; without one: what may be its beginning is last."""
-    before, found, behind = text.partition(marker)
-    if found:
-        return before, found, behind, ""
-    size = next((n for n in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-n:])), 0)
-    return text[: len(text) - size], "", "", text[len(text) - size :]
+    found = finder(frozenset({marker}))(text)
+    if found is None:
+        return text, "", "", ""
+    before, behind = text[: found.start()], text[found.end() :]
+    return (before, marker, behind, "") if found[0] == marker else (before, "", "", found[0])

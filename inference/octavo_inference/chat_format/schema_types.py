@@ -13,6 +13,7 @@ Schema = Mapping[str, Any]
 TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 _MAX_HOPS = 32
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class Parameters:
@@ -82,27 +83,26 @@ def _types(schema: Schema) -> frozenset[str]:
         return frozenset(_type_of(value) for value in schema["enum"])
     kinds = schema.get("type")
     if isinstance(kinds, str | list):
-        return TYPES & {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str)}
+        given = {kind for kind in ([kinds] if isinstance(kinds, str) else kinds) if isinstance(kind, str)}
+        return TYPES & (given | ({"null"} if schema.get("nullable") is True else set()))
     return TYPES
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
     """The JSON of a value that is written without quotes, if one of the types allows it; else that of the text."""
     if types == {"string"}:
-        return json.dumps(text, ensure_ascii=False)
+        return _quoted(text)
     value = text.strip()
     value = _WORDS.get(value, value)
     kind = _json_type(value)
     if kind is None or ("string" in types and not _allows(types, kind)) or (kind == "string" and "string" in types):
-        return json.dumps(text, ensure_ascii=False)
+        return _quoted(text)
     return value
 
 
 def escaped(text: str) -> str:
     """The characters of a text within a JSON string."""
-    if text.isalnum():
-        return text
-    return json.dumps(text, ensure_ascii=False)[1:-1]
+    return _quoted(text)[1:-1]
 
 
 def _allows(types: frozenset[str], kind: str) -> bool:

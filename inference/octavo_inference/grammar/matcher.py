@@ -5,6 +5,7 @@ A matcher is made in the engine process, and by the worker process that tries ea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Self
 
@@ -15,6 +16,9 @@ from tokenizers import Tokenizer
 
 from octavo_inference.common.address import row_address
 from octavo_inference.common.errors import RequestError
+
+_EXCERPT = re.compile(r"\n<state>|\n +\d+ \| ")
+_SHOWN = 1000
 
 # At most about 20 ms to compile the tokens of a grammar's texts and patterns, 15 ms for a mask, and 100 MB for states.
 LIMITS = LLParserLimits(
@@ -48,7 +52,7 @@ class Vocabulary:
         """A matcher at the start of a grammar (`core.request.Guidance`). Raises `RequestError`; without the GIL."""
         matcher = LLMatcher(self._tokens, grammar, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise RequestError(matcher.get_error().split("\n<state>")[0].strip()[:500], "grammar")
+            raise _error(matcher)
         return Matcher(matcher)
 
 
@@ -87,4 +91,10 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RequestError(self._matcher.get_error().split("\n<state>")[0].strip()[:500], "grammar")
+            raise _error(self._matcher)
+
+
+def _error(matcher: LLMatcher) -> RequestError:
+    """The matcher's error without the excerpt of the grammar. Of a long one, the middle is left out."""
+    message = _EXCERPT.split(matcher.get_error(), maxsplit=1)[0].strip()
+    return RequestError(message if len(message) <= _SHOWN else f"{message[:400]}…\n{message[-400:]}", "grammar")

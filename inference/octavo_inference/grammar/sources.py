@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo_inference.grammar.json_schema import Schema
 from octavo_inference.grammar.pattern_size import check_pattern
+from octavo_inference.grammar.plain_schema import plain_schema
 from octavo_inference.grammar.refusal import refusal
 
 MAX_GRAMMAR = 64 * 1024
@@ -63,7 +64,7 @@ def json_schema_rule(schema: Schema, style: JsonStyle = FIXED) -> str:
     }
     if style.whitespace is not None:
         options["whitespace_pattern"] = style.whitespace
-    keywords = schema if isinstance(schema, Mapping) else {}
+    keywords = plain_schema(schema) if isinstance(schema, Mapping) else {}
     return "%json " + json.dumps({**keywords, "x-guidance": options})
 
 

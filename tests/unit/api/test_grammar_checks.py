@@ -15,6 +15,7 @@ from octavo_inference.server.grammars.checks import CACHE_BYTES, MAX_WAITING, MA
 from octavo_inference.server.grammars.messages import ModelTokens, Tried
 from octavo_inference.server.grammars.process import GrammarProcess, GrammarProcessEndedError
 
+TOO_MUCH = r"longer than 2 s|more than 512 MiB|longer than 0\.5 s|too complex|more than \d+ steps"
 BEGIN = ModelTokens(tokenizer="", size=257, ends=(256,))
 
 
@@ -234,7 +235,7 @@ async def test_the_real_process_tries_grammars(real):
     await real.check("start: /a+/", "", "field")
     for grammar, message in {
         "start: (": r"field: line 1, column 9: ",
-        'start: %json {"type": "object", "uniqueItems": true}': "Unimplemented keys",
+        'start: %json {"type": "object", "uniqueItems": true}': "keywords of the schema that are not supported",
         'start: %json {"oneOf": [{"type": "integer"}, {"type": "number"}]}': "the alternatives of oneOf may overlap",
         'start: start "a"': "the grammar accepts no text at all",
         "start: /(?=a)b/": "look-around",
@@ -249,7 +250,7 @@ async def test_the_real_process_tries_grammars(real):
 
 
 async def test_grammars_that_cost_too_much_end_the_process_and_the_next_one_works(real):
-    with pytest.raises(ApiError, match=r"longer than 2 s|more than 512 MiB|longer than 0\.5 s|lexer error") as found:
+    with pytest.raises(ApiError, match=TOO_MUCH) as found:
         await real.check("start: /(?:(?:(?:(?:x{100}){100}){100}){100})/", "", "field")
     assert found.value.status == 400
     await real.check("start: /a+/", "", "field")
@@ -257,7 +258,7 @@ async def test_grammars_that_cost_too_much_end_the_process_and_the_next_one_work
 
 async def test_a_bomb_behind_a_long_text_is_found(real):
     for text in ('"a"{60}', '"a"{60} %json {"type": "object", "properties": {"a": {}}, "required": ["a"]}'):
-        with pytest.raises(ApiError, match=r"longer than 2 s|more than 512 MiB|longer than 0\.5 s|lexer error"):
+        with pytest.raises(ApiError, match=TOO_MUCH):
             await real.check(f"start: {text} /(?:(?:(?:(?:x{{100}}){{100}}){{100}}){{100}})/", "", "field")
 
 

@@ -6,6 +6,8 @@ from tests.support.documents import ROOT, text
 
 from octavo_inference.chat_format.formats.known import REASONING_FORMATS, TOOL_FORMATS
 from octavo_inference.grammar.json_schema import FORMATS, SUPPORTED
+from octavo_inference.grammar.sources import FIXED
+from octavo_inference.grammar.tag_formats import FormatWriter
 
 GUIDE = text(ROOT / "docs/guides/tools-and-structured-output.md")
 
@@ -38,3 +40,9 @@ def test_keywords_and_formats_of_schemas_are_all_named() -> None:
     supported, _, others = REFERENCE.partition("## JSON Schema\n")[2].partition("\n- `format`: ")
     assert set(re.findall(r"`([^`]+)`", supported)) == set(SUPPORTED)
     assert set(re.findall(r"`([^`]+)`", others.partition(". ")[0])) == set(FORMATS)
+
+
+def test_formats_of_structural_tags_are_all_named() -> None:
+    formats = REFERENCE.partition("## Structural tags\n")[2]
+    cells = re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \|", formats.partition("```")[0])
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FormatWriter(FIXED).kinds)

@@ -9,7 +9,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from bench.lib.schemas import COUNT, corpus
+from bench.lib.schemas import COUNT, corpus, openapi
 from octavo_inference.grammar.json_schema import check_schema
 from octavo_inference.grammar.matcher import Matcher
 from octavo_inference.grammar.sources import json_schema_rule, whole
@@ -55,3 +55,14 @@ def test_documents_satisfy_their_schemas(bytes_vocabulary, part):
             text = document(start.copy(), random.Random(seed))
             errors = [error.message[:200] for error in validator.iter_errors(json.loads(text))]
             assert not errors, (number, kind, text, errors)
+
+
+def test_documents_mean_what_openapi_says(bytes_vocabulary):
+    for number, (given, meant) in enumerate(openapi()):
+        check_schema(given, "schema")
+        start = bytes_vocabulary.compile(whole(json_schema_rule(given)))
+        validator = jsonschema.Draft202012Validator(meant)
+        for seed in range(5):
+            text = document(start.copy(), random.Random(seed))
+            errors = [error.message[:200] for error in validator.iter_errors(json.loads(text))]
+            assert not errors, (number, text, errors)

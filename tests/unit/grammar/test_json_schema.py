@@ -16,15 +16,16 @@ TEXT = {"type": "string"}
         "not", "if", "then", "else", "uniqueItems", "contains", "minContains", "maxContains", "dependentRequired",
         "dependentSchemas", "dependencies", "propertyNames", "unevaluatedProperties", "unevaluatedItems",
         "contentEncoding", "contentMediaType", "contentSchema", "$anchor", "$dynamicRef", "$dynamicAnchor",
-        "$recursiveRef", "nullable", "x-guidance", "requird",
+        "$recursiveRef", "x-guidance", "requird",
     ],
 )  # fmt: skip
 def test_a_keyword_without_effect_is_refused_by_name_wherever_it_is(keyword):
+    value = True if keyword == "uniqueItems" else {"pattern": "^a"}
     for schema in (
-        {keyword: True},
-        {"type": "object", "properties": {"a": {"anyOf": [{"type": "array", "items": {keyword: True}}]}}},
-        {"$defs": {"a": {"additionalProperties": {keyword: True}}}},
-        {"$ref": "#/x-mine/a", "x-mine": {"a": {"allOf": [{"prefixItems": [{keyword: 1}]}]}}},
+        {keyword: value},
+        {"type": "object", "properties": {"a": {"anyOf": [{"type": "array", "items": {keyword: value}}]}}},
+        {"$defs": {"a": {"additionalProperties": {keyword: value}}}},
+        {"$ref": "#/x-mine/a", "x-mine": {"a": {"allOf": [{"prefixItems": [{keyword: value}]}]}}},
     ):
         with pytest.raises(
             RequestError, match=rf"^tools: keyword '{keyword.replace('$', '.')}' is not supported; "
@@ -47,7 +48,17 @@ def test_annotations_of_json_schema_and_openapi_are_accepted():
     ("schema", "message"),
     [
         ({"format": "iri"}, "format 'iri' is not supported; supported: date-time"),
-        ({"type": "integer", "format": "int32"}, "format 'int32' is not supported"),
+        ({"type": "string", "format": "int32"}, "format 'int32' is for numbers, and the type has 'string'"),
+        ({"nullable": "yes"}, "nullable must be true or false, not a text"),
+        ({"minimum": "1"}, "minimum must be a number, not a text"),
+        ({"multipleOf": True}, "multipleOf must be a number, not true or false"),
+        ({"multipleOf": 0}, "multipleOf is 0; give a number above 0"),
+        ({"minLength": -1}, "minLength must be a whole number from 0 to 2\\^31, not -1"),
+        ({"maxItems": "3"}, "maxItems must be a whole number from 0 to 2\\^31, not 3"),
+        ({"minItems": 5, "maxItems": 3}, "minItems 5 is above maxItems 3; no value has both"),
+        ({"properties": {"a": {"pattern": 3}}}, r"pattern must be a text, not a number \(at properties.a\)"),
+        ({"required": "a"}, "required must be a list of names"),
+        ({"enum": []}, "enum must be a list of at least one value"),
         ({"type": "text"}, "type 'text' is not supported; supported: null"),
         ({"type": ["string", 3]}, "type '3' is not supported"),
         ({"$ref": "https://example.com/a"}, "'https://example.com/a' is not supported; supported: places in the same"),
@@ -98,7 +109,7 @@ def test_no_supported_keyword_is_ignored(accepts, keyword):
 
     check_schema(schema, "schema")
     assert not accepts(whole(json_schema_rule(schema)), value)
-    if keyword not in {"$defs", "definitions"}:
+    if keyword not in {"$defs", "definitions", "nullable"}:
         assert accepts(whole(json_schema_rule({k: v for k, v in schema.items() if k != keyword})), value)
 
 
@@ -132,6 +143,7 @@ EFFECTS = {
     "exclusiveMinimum": ({"type": "number", "exclusiveMinimum": 2}, "2"),
     "exclusiveMaximum": ({"type": "number", "exclusiveMaximum": 2}, "2"),
     "multipleOf": ({"type": "integer", "multipleOf": 2}, "3"),
+    "nullable": ({"type": "integer", "nullable": True}, '"a"'),
 }
 
 

@@ -100,7 +100,7 @@ def test_an_expression_can_stand_in_a_larger_grammar(accepts):
         (
             {"structural_tag": formatted(type="qwen_xml_parameter")},
             "structured_outputs.structural_tag.format",
-            "type 'qwen_xml_parameter' is not supported; supported: const_string",
+            "type 'qwen_xml_parameter' is not supported; supported: const_string, json_schema",
         ),
         (
             {"structural_tag": formatted(type="json_schema", json_schema={"if": {}})},
@@ -108,7 +108,7 @@ def test_an_expression_can_stand_in_a_larger_grammar(accepts):
             "keyword 'if'",
         ),
         ({"structural_tag": formatted(type="or", elements=[])}, f"{TAG}.format.elements", "list"),
-        ({"structural_tag": formatted(type="any_text", max=3)}, f"{TAG}.format", "field 'max'"),
+        ({"structural_tag": formatted(type="any_text", max_tokens=3)}, f"{TAG}.format", "field 'max_tokens'"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(outputs, field, message):

@@ -13,7 +13,7 @@ from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.events import AnswerParser, Event
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.past_calls import PastCall, PastResult, json_text
-from octavo_inference.chat_format.readers import END, Reader, until
+from octavo_inference.chat_format.readers import END, PlainRun, Reader, until
 from octavo_inference.chat_format.reasoning import ReasoningFormat
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat
 from octavo_inference.chat_format.tools import ToolSpec
@@ -34,12 +34,20 @@ class HarmonyParser:
         self.in_reasoning = False
         self._calls = Calls(tools)
         self._reader = self._messages()
-        next(self._reader)
+        self._run: PlainRun | None = next(self._reader)
 
     def push(self, text: str) -> list[Event]:
         """See `AnswerParser`."""
-        for character in text:
-            self._reader.send(character)
+        position = 0
+        while position < len(text):
+            run = self._run
+            found = None if run is None else run.match(text, position)
+            if run is None or found is None:
+                self._run = self._reader.send(text[position])
+                position += 1
+            else:
+                run.sink(found[0])
+                position = found.end()
         return self._calls.take()
 
     def finish(self) -> list[Event]:

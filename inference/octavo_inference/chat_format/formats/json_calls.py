@@ -6,7 +6,7 @@ import json
 
 from octavo_inference.chat_format.calls import Calls
 from octavo_inference.chat_format.lark import Rules
-from octavo_inference.chat_format.readers import NotACallError, Reader, json_string, json_value, space
+from octavo_inference.chat_format.readers import NotACallError, Reader, json_string, json_value, nowhere, space
 from octavo_inference.chat_format.tools import ToolSpec
 
 _COMMA = frozenset(",")
@@ -52,7 +52,7 @@ def call_object(calls: Calls, at: str) -> Reader[str]:
             arguments = []
             at = yield from json_value(at, calls.arguments if calls.is_open else arguments.append)
         else:
-            at = yield from json_value(at, _ignore)
+            at = yield from json_value(at, nowhere)
         at = yield from space(at)
         if at in _COMMA:
             at = yield from space((yield))
@@ -92,7 +92,3 @@ def named_object(rules: Rules, tool: ToolSpec, arguments: str = "arguments") -> 
     """A call object as a Lark expression. `arguments` is the name of the arguments' field."""
     head = json.dumps({"name": tool.name}, ensure_ascii=False)[:-1] + f', "{arguments}": '
     return f"{rules.literal(head)} {rules.json(tool.parameters)} {rules.literal('}')}"
-
-
-def _ignore(_: str) -> None:
-    """No place for it."""

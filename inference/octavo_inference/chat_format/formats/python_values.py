@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
-from octavo_inference.chat_format.readers import END, NotACallError, Reader, Sink, space
+from octavo_inference.chat_format.readers import END, NotACallError, PlainRun, Reader, Sink, space
 from octavo_inference.chat_format.schema_types import escaped
 
 _MAX_DEPTH = 32
 _MAX_WORD = 400
 _QUOTES = frozenset("'\"")
+_RUNS = {quote: re.compile(rf"[^\\{quote}]+").match for quote in _QUOTES}
 _WORD = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-._")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": "\\", "'": "'", '"': '"', "/": "/", "0": "\0"}
@@ -56,8 +58,9 @@ def _items(opening: str, closing: str, sink: Sink, depth: int) -> Reader[str]:
 
 
 def _string(quote: str, sink: Sink) -> Reader[str]:
+    plain = PlainRun(_RUNS[quote], lambda text: sink(escaped(text)))
     sink('"')
-    at = yield
+    at = yield plain
     while at != quote:
         if at is END:
             return END
@@ -65,7 +68,7 @@ def _string(quote: str, sink: Sink) -> Reader[str]:
             at = yield from _escape((yield), sink)
         else:
             sink(escaped(at))
-            at = yield
+            at = yield plain
     sink('"')
     return (yield)
 

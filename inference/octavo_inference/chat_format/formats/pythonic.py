@@ -14,7 +14,7 @@ from octavo_inference.chat_format.formats.bare_values import keyword_arguments
 from octavo_inference.chat_format.formats.python_values import python_value
 from octavo_inference.chat_format.lark import Rules
 from octavo_inference.chat_format.past_calls import PastCall
-from octavo_inference.chat_format.readers import NotACallError, Reader, space
+from octavo_inference.chat_format.readers import NotACallError, Reader, nowhere, space
 from octavo_inference.chat_format.tool_format import CallLayout, ToolFormat, blocks
 from octavo_inference.chat_format.tools import ToolSpec
 
@@ -45,7 +45,7 @@ def _arguments(arguments: Arguments) -> Reader[str]:
         if at != "=":
             raise NotACallError
         sink = arguments.key(name)
-        at = yield from python_value((yield from space((yield))), sink or _nowhere)
+        at = yield from python_value((yield from space((yield))), sink or nowhere)
         arguments.done()
         at = yield from space(at)
         if at == ",":
@@ -64,10 +64,6 @@ def _name(at: str) -> Reader[tuple[str, str]]:
     if not read:
         raise NotACallError
     return read, (yield from space(at))
-
-
-def _nowhere(_: str) -> None:
-    """No place for it."""
 
 
 def _text(call: PastCall) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection
 
 import numpy as np
@@ -10,23 +9,13 @@ from numpy.typing import NDArray
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.grammar.matcher import Vocabulary
+from octavo_inference.server.grammars.explained import NO_TEXT, explained
 
 STEPS = 48
 """Choices of a token. Tokens that follow in any case are taken between them, and what lies behind is tried, too."""
 MAX_TOKENS = 4096
 MASK_SECONDS = 0.5
 """Most CPU time for one token. Usual are 0.1 ms, and `matcher.LIMITS` aims at 15 ms."""
-
-_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-# The excerpt of the grammar, and the state of the parser.
-_REST = re.compile(r'\n +\d+ \| |\n?<non-verbose|<state>| \(at "')
-_COMPILING = "failed to compile JSON schema: "
-_SENTENCES = {
-    "oneOf constraints are not supported": "the alternatives of oneOf may overlap; give each a required property with "
-    "a const of its own, or use anyOf",
-    "NoExtensionBias": "the grammar accepts no text at all",
-    "Schema intersection stack level exceeded": "the schema combines too many others by allOf, anyOf and $ref",
-}
 
 
 def trial(
@@ -52,27 +41,13 @@ def trial(
                 return f"computing one token took longer than {MASK_SECONDS:g} s; simplify the grammar"
             chosen = _allowed(mask, closing, step)
             if chosen is None:
-                return _SENTENCES["NoExtensionBias"] if step == 0 else None
+                return NO_TEXT if step == 0 else None
             matcher.consume(chosen)
     except RequestError as error:
         return explained(str(error))
     except MemoryError:
         return "compiling needs too much memory; simplify the grammar"
     return None
-
-
-def explained(message: str) -> str:
-    """The matcher's message without what its reader cannot know: the text around a schema, options, libraries."""
-    message = _REST.split(message, maxsplit=1)[0].strip()
-    for found, sentence in _SENTENCES.items():
-        if found in message:
-            return sentence
-    place = _PLACE.match(message)
-    message = _PLACE.sub("", message)
-    if message.startswith(_COMPILING):
-        return " ".join(message.removeprefix(_COMPILING).split())[:400]
-    where = f"line {place[1]}, column {place[2]}: " if place else ""
-    return where + " ".join(message.split())[:400]
 
 
 def _allowed(mask: NDArray[np.int32], closing: Collection[int], step: int) -> int | None:

@@ -310,6 +310,8 @@ class CudaBackend:
 
     def _agreed(self, ok: bool) -> bool:
         """Return True if `ok` holds on all ranks. Waits for them."""
+        if self._decoder.group.size == 1:
+            return ok
         votes = torch.full((1,), float(ok), device=self._device)
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size

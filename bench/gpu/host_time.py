@@ -38,15 +38,20 @@ class NullGraph:
         work()
 
     def replay(self) -> None:
-        pass
+        """Do nothing."""
 
 
 def backend(capture: type[NullGraph] | None) -> CudaBackend:
     """28 layers on the `meta` device, for up to 64 and a few sequences."""
-    return CudaBackend.create(
+    found = CudaBackend.create(
         MODEL, random_weights(MODEL), device=Device(torch.device("meta"), "null", (9, 0), 132, 0, 0), num_blocks=64,
         max_batched_tokens=2048, max_running=96, max_model_len=_LENGTH, dtype=torch.bfloat16, capture=capture,
     )  # fmt: skip
+    if found.graphs is not None:
+        found.graphs.start()
+    while found.idle():
+        pass
+    return found
 
 
 def step(lengths: list[int], *, enter: bool) -> RowStep:
@@ -81,15 +86,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100, help="launches of each step (default: %(default)s)")
     given = parser.parse_args()
     NullGpu(90).activate()
-    products = torch.library.Library("aten", "IMPL")
-    products.impl("mm.out", lambda _x, _weights, *, out: out, "Meta")
+    products = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    products.impl("mm.out", lambda _x, _weights, *, out: out, "Meta")  # type: ignore[no-untyped-call]
     # Results cannot leave the `meta` device.
     staging.Ring.receive = lambda self, values: self._pieces[0][: values.nbytes].view(values.dtype)  # type: ignore[method-assign]
     eager, graphs = backend(None), backend(NullGraph)
-    assert graphs.graphs is not None
-    graphs.graphs.start()
-    while graphs.graphs.idle():
-        pass
     print("| step | launched, ms | graph, ms |\n|---|--:|--:|")
     for name, lengths in STEPS.items():
         print(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support.tiers import scaled
 
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import StepLimits
@@ -25,6 +27,7 @@ from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep
 
 from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
+from .test_engine import embedded, guided, with_rules
 
 BLOCK, LONGEST = 8, 32
 PROMPTS = [np.random.default_rng(i).integers(0, 60, size).tolist() for i, size in enumerate((3, 13, 9, 5))]
@@ -137,6 +140,46 @@ def test_after_idle_moments_every_step_is_a_graph(
     assert backend.graphs is not None
     used = {size.kind for size, captured in backend.graphs.captured.items() if captured.replays}
     assert used == {"decodes", "prompts", "mixed"}
+
+
+def random_load(backend: Backend, seed: int) -> Runner:
+    """Requests of all lengths that arrive at random steps and are read in chunks; some with penalties or answers."""
+    rng = np.random.default_rng(seed)
+    limits = {"budget": int(rng.integers(3, 60)), "max_running": 7, "caching": False}
+    runner = make_runner(backend, max_model_len=LONGEST, **limits)
+    for i in range(10):
+        heat = float(rng.integers(0, 2))
+        kind: dict[str, Any] = rng.choice([{}, {"n": 2}, {"frequency_penalty": 0.7}, {"prompt_logprobs": 1}])
+        prompt = rng.integers(0, 60, rng.integers(1, 24)).tolist()
+        tokens = int(rng.integers(1, 8))
+        runner.submit(str(i), prompt, temperature=heat, seed=i, max_tokens=tokens, ignore_eos=True, **kind)
+        for _ in range(rng.integers(0, 3)):
+            runner.step()
+    runner.finish()
+    return runner
+
+
+def test_random_mixed_steps_give_the_tokens_of_the_reference() -> None:
+    backend = idled(cuda())
+    assert backend.graphs is not None
+    for seed in range(scaled(2)):
+        reference = ReferenceBackend(*tiny_model(), num_blocks=32, block_size=BLOCK, max_model_len=LONGEST)
+        assert random_load(backend, seed).tokens == random_load(reference, seed).tokens
+    mixed = [size for size, captured in backend.graphs.captured.items() if size.kind == "mixed" and captured.replays]
+    assert len(mixed) >= 3
+
+
+@pytest.mark.parametrize(
+    "load", [partial(embedded, pooling="mean"), lambda b: with_rules(b)[0], guided], ids=["pooling", "rules", "masks"]
+)
+def test_what_graphs_do_not_hold_follows_them(load: Callable[[Backend], Runner]) -> None:
+    """Pooling, rules, log-probabilities of prompts, and masks that are there only after the forward pass."""
+    backend = idled(cuda(rows=8))
+    expected = load(ReferenceBackend(*tiny_model(), num_blocks=32, block_size=BLOCK, max_model_len=LONGEST))
+    found = load(backend)
+    assert found.tokens == expected.tokens
+    assert backend.graphs is not None
+    assert any(captured.replays for size, captured in backend.graphs.captured.items() if size.kind != "decodes")
 
 
 @pytest.mark.parametrize("kind", ["prompts", "mixed"])

@@ -12,7 +12,6 @@ from octavo_inference.backends.cuda.buffers import StepLimits, input_places
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.core.model_input import Int32, RowStep
 
-
 Kind = Literal["decodes", "prompts", "mixed"]
 """Steps of sequences with one query token each, of sequences with several, or of both."""
 

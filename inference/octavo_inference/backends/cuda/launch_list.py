@@ -99,11 +99,11 @@ def _bound(
     return partial(compiled[(*grid, 1, 1)[:3]], *args, *rest)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """List torch's operations: views are made at once, as they launch nothing; others must say where they write."""
 
     def __init__(self, launches: list[Launch]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._launches = launches
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -116,7 +116,7 @@ class _Operations(TorchDispatchMode):
 
             self._launches.append(again)
             return func(*args, **named)
-        aliases = [result.alias_info for result in func._schema.returns]
+        aliases = [result.alias_info for result in func._schema.returns]  # noqa: SLF001  torch has no other way to ask
         if aliases and all(alias is not None and not alias.is_write for alias in aliases):
             return func(*args, **named)
         if not aliases or any(alias is None for alias in aliases):

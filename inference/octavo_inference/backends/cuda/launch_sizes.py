@@ -1,7 +1,7 @@
 """The sizes that steps are launched in: few, so that each is recorded once, as a graph or as a list of launches.
 
-Decodes are padded to a multiple of 8 sequences, from 8 on. Steps that read prompts are padded to one of about 17 numbers
-of tokens, and one of a few numbers of sequences. Padding tokens are computed and stored nowhere.
+Decodes are padded to a multiple of 8 sequences, from 8 on. Steps that read prompts are padded to one of about 17
+numbers of tokens, and one of a few numbers of sequences. Padding tokens are computed and stored nowhere.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _tokens(count: int, limits: StepLimits) -> int:
     if power > 2 * _TOKENS_ROUND:
         rounded = -(-count // _TOKENS_ROUND) * _TOKENS_ROUND
     else:
-        rounded = power * 3 // 4 if _FEWEST_TOKENS < power and count <= power * 3 // 4 else power
+        rounded = power * 3 // 4 if power > _FEWEST_TOKENS and count <= power * 3 // 4 else power
     return min(rounded, limits.tokens)
 
 

@@ -17,8 +17,8 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
     do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds", "positions", "top_out", "total_out"],
 )
 def _attend(
-    q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc_out, top_out, total_out,
-    scale, softcap, num_seqs, table_stride, tree_width,
+    q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc_out, top_out,
+    total_out, scale, softcap, num_seqs, table_stride, tree_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -155,8 +155,8 @@ def attend(
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
     scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns], row
-    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` for tokens from query_start[B] on stay
-    unchanged. Sequences without query tokens are skipped for any seq_len.
+    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` for tokens from query_start[B] on
+    stay unchanged. Sequences without query tokens are skipped for any seq_len.
 
     bounds [2] int32: only sequences from the first bound up to the second, both at most B, which have at most `queries`
     tokens in total. They are read on the device, so that a graph may hold a subset that changes from step to step.
@@ -165,8 +165,8 @@ def attend(
     c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree
     [T, width] uint8: 1 where the token attends to the j-th query token of its own sequence; all tokens attend to the
     keys before the step's tokens. With a window, positions [T] int32 give the distances between the tree's tokens.
-    partial: buffers for split-KV results, if keys are split (`segments_for`); they are reduced before this returns. They
-    have room for tokens up to the last one of `bounds`.
+    partial: buffers for split-KV results, if keys are split (`segments_for`); they are reduced before this returns.
+    They have room for tokens up to the last one of `bounds`.
 
     Sources: PagedAttention (Kwon et al. 2023); FlashAttention-2 (Dao 2023) for the online softmax; one kernel for
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.

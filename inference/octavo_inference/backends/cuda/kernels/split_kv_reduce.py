@@ -68,7 +68,8 @@ def _reduce(
 def reduce_segments(partial: Partial, query_start: Torch, out: Torch, bounds: Torch | None = None) -> None:
     """Reduce `partial` into out [T, heads, head_dim], any float type; rows from query_start[-1] on stay unchanged.
 
-    query_start [B + 1] int32; bounds as in `attention.attend`. Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
+    query_start [B + 1] int32; bounds as in `attention.attend`.
+    Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
     """
     tokens, heads, segments, dim = partial.acc.shape
     _reduce[tokens, heads](

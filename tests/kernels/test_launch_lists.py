@@ -1,6 +1,11 @@
-"""The sizes that steps are launched in hold them, and are few."""
+"""The sizes that steps are launched in hold them, and are few; lists of launches give the driver what Triton does."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +14,8 @@ from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.inputs import LaunchSize
 from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists
 from octavo_inference.backends.cuda.launch_sizes import decode_sizes, padded, prompt_sizes
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def limits(tokens: int, rows: int) -> StepLimits:
@@ -73,3 +80,11 @@ def test_the_size_that_was_used_longest_ago_is_recorded_again() -> None:
         lists.run(LaunchSize(n, n, n, "decodes"))
     assert ran == order
     assert recorded == [1, 2, 3, 2]
+
+
+def test_a_list_launches_what_triton_does() -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    command = [sys.executable, "-m", "tests.kernels.launch_arguments"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.strip() == "3"

@@ -30,7 +30,7 @@ def steps(draw: st.DrawFn) -> tuple[LaunchSize, StepLimits]:
     sequences = draw(st.integers(1, min(tokens, given_.rows)))
     samples = draw(st.integers(0, given_.rows))
     kinds = ["decodes"] if sequences == tokens else ["prompts", "mixed"]
-    return LaunchSize(sequences, tokens, samples, draw(st.sampled_from(kinds))), given_  # type: ignore[arg-type]
+    return LaunchSize(sequences, tokens, samples, draw(st.sampled_from(kinds))), given_
 
 
 @given(steps())

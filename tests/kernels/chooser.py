@@ -38,7 +38,7 @@ class Chooser:
         count = len(logits)
         step = stated(sample)
         self.rows.apply(step.changes)
-        size = LaunchSize(count, count, count, count)
+        size = LaunchSize(count, count, count, "decodes")
         self._stage.load(step, size)
         inputs, on_device = self._stage.inputs(size), torch.from_numpy(logits.copy())
         self.sampler.choose(self.sampler.adjust(on_device, step.sample), inputs)

@@ -27,7 +27,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 from tests.kernels.interpreter import hasten
-from tests.kernels.recording import record
 from tests.kernels.stored import stored, vector
 from tests.kernels.test_engine import (
     BLOCK,
@@ -44,6 +43,7 @@ from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup, join
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.graphs import Capture
+from octavo_inference.backends.cuda.launch_list import record
 from octavo_inference.distributed.messages import Call, encode
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from bench.gpu.cases.paged import Paged, expected, make, run
+from bench.gpu.cases.paged import SENTINEL, Paged, expected, make, run
 from octavo_inference.backends.cuda.kernels.attention import attend
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, segments_for
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
@@ -148,21 +148,16 @@ def test_a_prompt_in_chunks_is_the_prompt(cuts: list[int], window: int | None) -
         assert (run(chunk, tile=tile, window=window) - at_once[start:end]).abs().max() < EXACT
 
 
-@pytest.mark.parametrize(("first", "last", "segments"), [(0, 3, 4), (3, 6, 1), (2, 4, 2)])
+@pytest.mark.parametrize(("first", "last", "segments"), [(0, 3, 4), (3, 6, 1), (2, 4, 2), (0, 0, 1), (6, 6, 2)])
 def test_some_of_a_steps_sequences_apart(first: int, last: int, segments: int) -> None:
-    """Starts stay those of the whole step; rows of q and out are counted from the first token that is asked for."""
+    """The bounds are on the device; all other tokens of `out` stay as they were."""
     whole = make([(33, 1), (5, 1), (40, 1), (21, 4), (37, 17), (9, 9)], 4, 2, 64)
     begin, end = int(whole.query_start[first]), int(whole.query_start[last])
-    part = Paged(
-        q=torch.cat([whole.q[begin:end], whole.q[:2]]),
-        pool=whole.pool,
-        block_table=whole.block_table,
-        query_start=whole.query_start[first : last + 1],
-        seq_len=whole.seq_len[first:last],
-        row=torch.arange(first, last, dtype=torch.int32),
-    )
-    found = run(part, tile=SMALL, segments=segments)
-    assert (found[: end - begin] - run(whole, tile=SMALL)[begin:end]).abs().max() < EXACT
+    bounds = torch.tensor([first, last], dtype=torch.int32)
+    found = run(whole, tile=SMALL, segments=segments, bounds=bounds, queries=end - begin + 3)
+    expected = torch.full_like(found, SENTINEL)
+    expected[begin:end] = run(whole, tile=SMALL)[begin:end]
+    assert (found - expected).abs().max() < EXACT
 
 
 def test_blocks_behind_two_to_the_31_elements(record: Record) -> None:

@@ -1,28 +1,33 @@
-"""Graphs of decoding steps: which are captured and used, and that steps through them choose the same tokens."""
+"""Graphs of steps: which are captured and used, and that steps through them choose the same tokens."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.support.tiers import scaled
 
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import find_device
-from octavo_inference.backends.cuda.graphs import Captured, Graph, Graphs, GraphShape, graph_room, shapes
+from octavo_inference.backends.cuda.graphs import Graph, Graphs, graph_room, graph_sizes
+from octavo_inference.backends.cuda.inputs import LaunchSize, size_of
+from octavo_inference.backends.cuda.launch_list import LaunchList, record
+from octavo_inference.backends.cuda.launch_sizes import prompt_sizes
 from octavo_inference.backends.reference import ReferenceBackend
 from octavo_inference.common.errors import DeviceError, DeviceLostError
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep
 
 from ..unit.engine.echo import Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
-from .recording import record
+from .test_engine import embedded, guided, with_rules
 
 BLOCK, LONGEST = 8, 32
 PROMPTS = [np.random.default_rng(i).integers(0, 60, size).tolist() for i, size in enumerate((3, 13, 9, 5))]
@@ -62,20 +67,20 @@ def test_the_engine_gives_the_tokens_of_the_reference(
 ) -> None:
     backend = cuda(blocks)
     assert backend.graphs is not None
-    single, launch = 0, backend.launch
+    decoding, launch = 0, backend.launch
 
     def counted(step: RowStep) -> StepHandle:
-        nonlocal single
-        single += bool((np.diff(step.query_start) == 1).all())
+        nonlocal decoding
+        decoding += size_of(step).kind == "decodes"
         return launch(step)
 
     monkeypatch.setattr(backend, "launch", counted)
     runner = run(backend)
     assert runner.tokens == expected
     assert (runner.engine.scheduler.preemptions > 0) == (blocks < 32)
-    replays = {shape.sequences: captured.replays for shape, captured in backend.graphs.captured.items()}
+    replays = {size.sequences: captured.replays for size, captured in backend.graphs.captured.items()}
     assert blocks < 32 or replays[4] > 0, "three sequences ran with one that was nobody's"
-    assert sum(replays.values()) == single > 3, "only steps that read several tokens are launched kernel by kernel"
+    assert sum(replays.values()) == decoding > 3, "steps with prompts have no graphs before idle moments"
 
 
 def test_nothing_but_what_was_given_is_written() -> None:
@@ -87,11 +92,15 @@ def test_nothing_but_what_was_given_is_written() -> None:
     step = two_tokens_each(queries=1)
     backend.launch(step).collect()
     assert backend.graphs is not None
-    assert backend.graphs.captured[GraphShape(2)].replays == 1
+    assert backend.graphs.captured[decodes(2)].replays == 1
     after = backend.to_host(range(8))
     assert [block for block in range(8) if (before[block] != after[block]).any()] == [3, 5]
     changed = (table.tokens != rows).nonzero().tolist()
     assert {row for row, _ in changed} <= {1, 2, 4}, "the last row is nobody's"
+
+
+def decodes(count: int) -> LaunchSize:
+    return LaunchSize(count, count, count, "decodes")
 
 
 def two_tokens_each(queries: int) -> RowStep:
@@ -115,26 +124,89 @@ def two_tokens_each(queries: int) -> RowStep:
     return RowStep(changes, rows, np.arange(3, dtype=np.int32) * queries, np.full(2, queries, np.int32), samples)
 
 
-def test_sequences_of_several_query_tokens_have_shapes_of_their_own() -> None:
-    backend, eager = cuda(rows=7), cuda(rows=7, capture=None)
+def idled(backend: CudaBackend) -> CudaBackend:
+    while backend.idle():
+        pass
+    return backend
+
+
+@pytest.mark.parametrize("blocks", [32, 4], ids=["room for all", "preemption"])
+def test_after_idle_moments_every_step_is_a_graph(
+    expected: dict[tuple[str, int], list[int]], blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = idled(cuda(blocks))
+    monkeypatch.setattr(backend._lists, "run", lambda size: pytest.fail(f"{size} has no graph"))
+    assert run(backend).tokens == expected
     assert backend.graphs is not None
-    wide = GraphShape(3, queries=2)
-    backend.graphs.captured[wide] = Captured(backend.graphs.record(wide), 0.0)
-    found, wanted = (one.launch(two_tokens_each(queries=2)).collect() for one in (backend, eager))
-    assert backend.graphs.captured[wide].replays == 1
-    assert found.tokens.tolist() == wanted.tokens.tolist()
-    assert len(set(found.tokens.tolist())) > 1
-    uneven = two_tokens_each(queries=2)
-    assert backend.graphs.choose(2, 4, 4, uniform=False) is None
-    assert backend.graphs.choose(4, 8, 8, uniform=True) is None, "more sequences than it holds"
-    assert uneven.query_start.tolist() == [0, 2, 4]
+    used = {size.kind for size, captured in backend.graphs.captured.items() if captured.replays}
+    assert used == {"decodes", "prompts", "mixed"}
+
+
+def random_load(backend: Backend, seed: int) -> Runner:
+    """Requests of all lengths that arrive at random steps and are read in chunks; some with penalties or answers."""
+    rng = np.random.default_rng(seed)
+    budget = int(rng.integers(3, 60))
+    runner = make_runner(backend, max_model_len=LONGEST, budget=budget, max_running=7, caching=False)
+    for i in range(10):
+        heat = float(rng.integers(0, 2))
+        kinds: list[dict[str, Any]] = [{}, {"n": 2}, {"frequency_penalty": 0.7}, {"prompt_logprobs": 1}]
+        kind = kinds[rng.integers(0, len(kinds))]
+        prompt = rng.integers(0, 60, rng.integers(1, 24)).tolist()
+        tokens = int(rng.integers(1, 8))
+        runner.submit(str(i), prompt, temperature=heat, seed=i, max_tokens=tokens, ignore_eos=True, **kind)
+        for _ in range(rng.integers(0, 3)):
+            runner.step()
+    runner.finish()
+    return runner
+
+
+def test_random_mixed_steps_give_the_tokens_of_the_reference() -> None:
+    backend = idled(cuda())
+    assert backend.graphs is not None
+    for seed in range(scaled(2)):
+        reference = ReferenceBackend(*tiny_model(), num_blocks=32, block_size=BLOCK, max_model_len=LONGEST)
+        assert random_load(backend, seed).tokens == random_load(reference, seed).tokens
+    mixed = [size for size, captured in backend.graphs.captured.items() if size.kind == "mixed" and captured.replays]
+    assert len(mixed) >= 3
+
+
+@pytest.mark.parametrize(
+    "load", [partial(embedded, pooling="mean"), lambda b: with_rules(b)[0], guided], ids=["pooling", "rules", "masks"]
+)
+def test_what_graphs_do_not_hold_follows_them(load: Callable[[Backend], Runner]) -> None:
+    """Pooling, rules, log-probabilities of prompts, and masks that are there only after the forward pass."""
+    backend = idled(cuda(rows=8))
+    expected = load(ReferenceBackend(*tiny_model(), num_blocks=32, block_size=BLOCK, max_model_len=LONGEST))
+    found = load(backend)
+    assert found.tokens == expected.tokens
+    assert backend.graphs is not None
+    assert any(captured.replays for size, captured in backend.graphs.captured.items() if size.kind != "decodes")
+
+
+@pytest.mark.parametrize("kind", ["prompts", "mixed"])
+def test_nothing_but_what_was_given_is_written_beside_padding(kind: str) -> None:
+    """Two sequences of several tokens in a graph of 16 tokens and more sequences."""
+    backend = idled(cuda(blocks=8, rows=4))
+    before = backend.to_host(range(8))
+    step = two_tokens_each(queries=2)
+    if kind == "mixed":
+        step = replace(step, query_start=np.array([0, 1, 3], np.int32), seq_len=np.array([1, 2], np.int32))
+        step = replace(step, sample=replace(step.sample, query=np.array([0, 0, 1, 2], np.int32)))
+    found = backend.launch(step).collect()
+    assert backend.graphs is not None
+    (used,) = (size for size, captured in backend.graphs.captured.items() if captured.replays)
+    assert used == LaunchSize(4, 16, 4, kind)  # type: ignore[arg-type]  # one of two
+    after = backend.to_host(range(8))
+    assert [block for block in range(8) if (before[block] != after[block]).any()] == [3, 5]
+    assert found.tokens.tolist() == cuda(rows=4, capture=None).launch(step).collect().tokens.tolist()
 
 
 def test_a_decoding_step_is_few_launches() -> None:
     """Tokens, embedding, first norm, sampled rows, head and choice, and nine a layer, for any number of sequences."""
     backend = cuda(rows=7)
     assert backend.graphs is not None
-    counts = {len(captured.graph.launches) for captured in backend.graphs.captured.values()}
+    lists = [captured.graph for captured in backend.graphs.captured.values()]
+    counts = {len(graph.launches) for graph in lists if isinstance(graph, LaunchList)}
     assert counts == {6 + 9 * tiny_model()[0].layers}
 
 
@@ -147,32 +219,36 @@ class Fake:
 
 
 def test_sizes_of_the_start_and_of_idle_moments() -> None:
-    first, later = shapes(StepLimits(tokens=2048, rows=100, positions=64, block_size=16, processors=1, vocab=1000))
-    assert [shape.sequences for shape in first] == [100, 64, 32, 16, 8, 4, 2, 1]
-    assert [shape.sequences for shape in later] == [96, 88, 80, 72, 56, 48, 40, 24]
-    few, none = shapes(StepLimits(tokens=3, rows=100, positions=64, block_size=16, processors=1, vocab=1000))
-    assert [shape.sequences for shape in few] == [3, 2, 1], "a step has no more tokens"
-    assert none == []
+    limits = StepLimits(tokens=2048, rows=100, positions=64, block_size=16, processors=1, vocab=1000)
+    first, later = graph_sizes(limits)
+    assert [size.sequences for size in first] == [100, 64, 32, 16, 8, 4, 2, 1]
+    assert later[:8] == [decodes(n) for n in (96, 88, 80, 72, 56, 48, 40, 24)]
+    assert later[8:] == prompt_sizes(limits)
+    few, more = graph_sizes(replace(limits, tokens=3))
+    assert [size.sequences for size in few] == [3, 2, 1], "a step has no more tokens"
+    assert {size.tokens for size in more} == {3}
 
 
 def test_the_largest_is_captured_first_and_the_rest_one_by_one_in_idle_moments() -> None:
-    order: list[int] = []
+    order: list[LaunchSize] = []
 
-    def capture(shape: GraphShape) -> Fake:
-        order.append(shape.sequences)
+    def capture(size: LaunchSize) -> Fake:
+        order.append(size)
         return Fake()
 
-    graphs = Graphs(capture, [GraphShape(1), GraphShape(16), GraphShape(8)], [GraphShape(12), GraphShape(4)], room=1)
+    mixed = LaunchSize(8, 32, 8, "mixed")
+    graphs = Graphs(capture, [decodes(1), decodes(16), decodes(8)], [decodes(12), decodes(4), mixed], room=1)
     graphs.start()
-    assert order == [16, 8, 1]
-    chosen = graphs.choose(3, 3, 3, uniform=True)
-    assert chosen == GraphShape(8)
-    assert [graphs.idle(), graphs.idle(), graphs.idle()] == [True, False, False]
-    assert order == [16, 8, 1, 12, 4]
-    assert graphs.choose(3, 3, 3, uniform=True) == GraphShape(4)
-    assert graphs.choose(16, 16, 16, uniform=True) == GraphShape(16)
-    assert graphs.choose(17, 17, 17, uniform=True) is None
-    assert graphs.choose(1, 1, 2, uniform=True) is None, "two answers of one prompt are chosen at once"
+    assert order == [decodes(16), decodes(8), decodes(1)]
+    assert graphs.choose(decodes(3)) == decodes(8)
+    assert graphs.choose(mixed) is None
+    assert [graphs.idle(), graphs.idle(), graphs.idle(), graphs.idle()] == [True, True, False, False]
+    assert order[3:] == [decodes(12), decodes(4), mixed]
+    assert graphs.choose(decodes(3)) == decodes(4)
+    assert graphs.choose(decodes(16)) == decodes(16)
+    assert graphs.choose(decodes(17)) is None
+    assert graphs.choose(mixed) == mixed
+    assert graphs.choose(replace(mixed, tokens=24)) is None, "a larger graph would compute more"
 
 
 def test_a_capture_that_fails_leaves_a_server_that_serves(
@@ -185,8 +261,8 @@ def test_a_capture_that_fails_leaves_a_server_that_serves(
         backend = cuda(capture=out_of_memory)
     (message,) = caplog.messages
     assert message == (
-        "no CUDA graph of 7 sequences (CUDA out of memory. Tried to allocate 2.00 MiB): 0 shapes have one; other steps "
-        "launch each kernel"
+        "no CUDA graph of 7 sequences and 7 tokens (CUDA out of memory. Tried to allocate 2.00 MiB): 0 sizes have one; "
+        "other steps launch each kernel"
     )
     assert not backend.idle()
     runner = make_runner(backend, max_model_len=LONGEST)
@@ -195,14 +271,12 @@ def test_a_capture_that_fails_leaves_a_server_that_serves(
 
 
 def test_no_more_is_captured_than_there_is_room_for(caplog: pytest.LogCaptureFixture) -> None:
-    graphs = Graphs(
-        lambda _: Fake(30 << 20), [GraphShape(4), GraphShape(2), GraphShape(1)], [GraphShape(3)], room=50 << 20
-    )
+    graphs = Graphs(lambda _: Fake(30 << 20), [decodes(4), decodes(2), decodes(1)], [decodes(3)], room=50 << 20)
     graphs.start()
-    assert set(graphs.captured) == {GraphShape(4), GraphShape(2)}
-    assert "no CUDA graph of 1 sequences (the others have 60 of 50 MiB left for them)" in caplog.text
+    assert set(graphs.captured) == {decodes(4), decodes(2)}
+    assert "no CUDA graph of 1 sequences and 1 tokens (the others have 60 of 50 MiB left for them)" in caplog.text
     assert not graphs.idle()
-    assert set(graphs.captured) == {GraphShape(4), GraphShape(2)}
+    assert set(graphs.captured) == {decodes(4), decodes(2)}
 
 
 def test_ranks_capture_while_all_of_them_have_room(caplog: pytest.LogCaptureFixture) -> None:
@@ -212,13 +286,11 @@ def test_ranks_capture_while_all_of_them_have_room(caplog: pytest.LogCaptureFixt
         votes.append(ok)
         return ok and len(votes) < 2
 
-    graphs = Graphs(
-        lambda _: Fake(), [GraphShape(4), GraphShape(2), GraphShape(1)], [GraphShape(3)], room=1, agreed=agreed
-    )
+    graphs = Graphs(lambda _: Fake(), [decodes(4), decodes(2), decodes(1)], [decodes(3)], room=1, agreed=agreed)
     graphs.start()
-    assert set(graphs.captured) == {GraphShape(4)}
+    assert set(graphs.captured) == {decodes(4)}
     assert votes == [True, True]
-    assert "no CUDA graph of 2 sequences (" in caplog.text
+    assert "no CUDA graph of 2 sequences and 2 tokens (" in caplog.text
     assert not graphs.idle()
 
 
@@ -228,7 +300,7 @@ def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.Mo
 
     backend = cuda(rows=2)
     assert backend.graphs is not None
-    backend.graphs.later.append(GraphShape(1))
+    backend.graphs.later.append(decodes(1))
     monkeypatch.setattr(backend.graphs, "record", illegal)
     monkeypatch.setattr(backend, "_synchronize", illegal)
     with pytest.raises(
@@ -244,9 +316,11 @@ def test_a_capture_that_one_of_several_gpus_fails_ends_them_all() -> None:
         backend._capture_failed(RuntimeError("out of memory\nmore"))
 
 
-def test_room_goes_by_the_number_of_shapes() -> None:
+def test_room_goes_by_the_number_of_sizes() -> None:
     small, large = (StepLimits(2048, rows, 64, 16, 1, 1000) for rows in (8, 256))
-    assert graph_room(large) - graph_room(small) == (35 - 4) * 4 * 2**20
+    more = sum(map(len, graph_sizes(large))) - sum(map(len, graph_sizes(small)))
+    assert more > 35 - 4
+    assert graph_room(large) - graph_room(small) == more * 4 * 2**20
 
 
 def test_without_capture_there_are_no_graphs() -> None:

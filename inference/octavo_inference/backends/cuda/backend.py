@@ -7,7 +7,8 @@ slow, and it checks everything except speed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,10 +22,12 @@ from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.decoder import Decoder
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
-from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, GraphShape, first_line, graph_room, shapes
-from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage
+from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, first_line, graph_room, graph_sizes
+from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage, size_of
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
+from octavo_inference.backends.cuda.launch_sizes import padded
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
 from octavo_inference.backends.cuda.pooling import Pooler
@@ -47,7 +50,7 @@ DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
-"""A step without sequences. Padded to a graph's shape it computes as much as a full step, and stores nothing."""
+"""A step without sequences. Padded to a graph's size it computes as much as a full step, and stores nothing."""
 
 _KV_TYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
@@ -95,7 +98,7 @@ class GuidedCudaStep:
 class CudaBackend:
     """`Backend` on one GPU. All its memory is allocated at creation.
 
-    `graphs` holds the CUDA graphs of decode steps; None where every step is launched kernel by kernel.
+    `graphs` holds the CUDA graphs of steps; None where every step is launched kernel by kernel.
     """
 
     def __init__(
@@ -125,9 +128,10 @@ class CudaBackend:
         self._scorer = scorer
         self._stage = Stage(decoder.buffers.inputs, decoder.limits)
         self._transfer = Transfer(decoder.pool)
+        self._lists = LaunchLists(self._list)
         self.graphs: Graphs | None = None
         if capture is not None:
-            first, later = shapes(decoder.limits)
+            first, later = graph_sizes(decoder.limits)
             room = graph_room(decoder.limits)
             self.graphs = Graphs(
                 partial(self._record, capture), first, later, room, agreed=self._agreed, failed=self._capture_failed
@@ -211,22 +215,23 @@ class CudaBackend:
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
         if self.graphs is not None:
-            with watched(self._synchronize):
+            with self._watched():
                 self.graphs.start()
 
     def launch(self, step: RowStep) -> CudaStep | GuidedCudaStep:
         """Launch a step; the device runs it after the earlier steps. Raises `DeviceLostError` when the GPU is lost."""
-        with watched(self._synchronize):
+        with self._watched():
             self._failpoints.hit("gpu.step")
             self._rows.apply(step.changes)
-            shape = self._shape(step)
-            size = _size(step) if shape is None else shape.size
+            size = padded(size_of(step), self._decoder.limits)
+            captured = None if self.graphs is None else self.graphs.choose(size)
+            size = captured or size
             self._stage.load(step, size)
-            inputs = self._stage.inputs(size)
-            if self.graphs is None or shape is None:
-                self._compute(inputs)
+            if self.graphs is None or captured is None:
+                self._lists.run(size)
             else:
-                self.graphs.replay(shape)
+                self.graphs.replay(captured)
+            inputs = self._stage.inputs(size)
             pooled = None
             if step.pooling is not None:
                 # Graphs do not contain pooling. The last hidden states are valid until the next step.
@@ -238,7 +243,7 @@ class CudaBackend:
         self, step: RowStep, logits: Torch, inputs: Inputs, pooled: Torch | None, masks: Sequence[RowChange]
     ) -> CudaStep:
         """Launch what follows the forward pass of a step."""
-        with watched(self._synchronize):
+        with self._watched():
             self._rows.apply(masks)
             if any(step.sample.penalties):
                 # Graphs do not contain changes of logits. They are made after replay, and tokens are sampled again.
@@ -250,9 +255,9 @@ class CudaBackend:
 
     def logits(self, step: RowStep) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
-        with watched(self._synchronize):
+        with self._watched():
             self._rows.apply(step.changes)
-            size = _size(step)
+            size = size_of(step)
             self._stage.load(step, size)
             self._decoder.forward(self._stage.inputs(size))
             logits: Float32 = self._decoder.logits(size.samples).cpu().numpy().copy()
@@ -264,12 +269,12 @@ class CudaBackend:
 
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""
-        with watched(self._synchronize):
+        with self._watched():
             return self.graphs is not None and self.graphs.idle()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
-        with watched(self._synchronize):
+        with self._watched():
             pool = self._decoder.pool
             for together in independent(pairs):
                 on_device = self._on_device(together)
@@ -279,7 +284,7 @@ class CudaBackend:
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        with watched(self._synchronize):
+        with self._watched():
             ids = self._on_device(list(blocks))
             for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
                 if tensor is not None:
@@ -288,28 +293,22 @@ class CudaBackend:
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks of all layers to the host: [block, bytes]."""
-        with watched(self._synchronize):
+        with self._watched():
             return self._transfer.to_host(blocks)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        with watched(self._synchronize):
+        with self._watched():
             self._transfer.from_host(saved, blocks)
 
     def _compute(self, inputs: Inputs) -> None:
         """Run forward and sampling: the work that a graph records."""
         self._sampler.choose(self._decoder.forward(inputs), inputs)
 
-    def _shape(self, step: RowStep) -> GraphShape | None:
-        """Return the captured shape that the step runs in; None where it is launched kernel by kernel."""
-        if self.graphs is None:
-            return None
-        size, counts = _size(step), np.diff(step.query_start)
-        uniform = bool((counts == counts[0]).all())
-        return self.graphs.choose(size.sequences, size.tokens, size.samples, uniform=uniform)
-
     def _agreed(self, ok: bool) -> bool:
         """Return True if `ok` holds on all ranks. Waits for them."""
+        if self._decoder.group.size == 1:
+            return ok
         votes = torch.full((1,), float(ok), device=self._device)
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size
@@ -331,20 +330,23 @@ class CudaBackend:
         host = torch.tensor(values, dtype=torch.int32, pin_memory=self._device.type == "cuda")
         return host.to(self._device, non_blocking=True)
 
-    def _record(self, capture: Capture, shape: GraphShape) -> Graph:
-        self._stage.load(_NOTHING, shape.size)
-        return capture(partial(self._compute, self._stage.inputs(shape.size)))
+    def _record(self, capture: Capture, size: LaunchSize) -> Graph:
+        self._stage.load(_NOTHING, size)
+        return capture(partial(self._compute, self._stage.inputs(size)))
+
+    def _list(self, size: LaunchSize) -> LaunchList:
+        return record(partial(self._compute, self._stage.inputs(size)))
+
+    @contextmanager
+    def _watched(self) -> Generator[None]:
+        """Errors of the device are told from others (`watched`), and torch keeps no account for gradients."""
+        with torch.inference_mode(), watched(self._synchronize):
+            yield
 
     def _synchronize(self) -> None:
         self._failpoints.hit("gpu.sync")
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _size(step: RowStep) -> LaunchSize:
-    longer = np.flatnonzero(np.diff(step.query_start) != 1)
-    decodes = int(longer[0]) if len(longer) else len(step.row)
-    return LaunchSize(len(step.row), int(step.query_start[-1]), len(step.sample.row), decodes)
 
 
 def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:

@@ -170,6 +170,7 @@ class InputPlaces:
     row: int
     query_start: int
     seq_len: int
+    bounds: int
     query: int
     sample_row: int
     position: int
@@ -179,12 +180,12 @@ class InputPlaces:
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Places of the inputs: one integer of each kind per row, and one more for `query_start`, padded."""
+    """Places of the inputs, padded: one integer of each kind per row, one more for `query_start`, three `bounds`."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
-    starts = itertools.accumulate([one, more, one, one, one, one, one], initial=0)
-    row, query_start, seq_len, query, sample_row, position, logprobs, report_ids = starts
+    starts = itertools.accumulate([one, more, one, aligned(3), one, one, one, one], initial=0)
+    row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids = starts
     end = report_ids + limits.rows
-    return InputPlaces(row, query_start, seq_len, query, sample_row, position, logprobs, report_ids, end)
+    return InputPlaces(row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, end)
 
 
 def changes_size(limits: StepLimits) -> int:

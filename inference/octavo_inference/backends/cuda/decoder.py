@@ -100,25 +100,28 @@ class Decoder:
             scales,
         )
         # The decodes of a mixed step run separately: one query token needs few rows per program, and split-KV.
-        decodes = inputs.decodes
-        for first, last, end in ((0, decodes, decodes), (decodes, len(inputs.row), tokens)):
-            if first == last:
+        for decodes in (True, False):
+            if inputs.kind == ("prompts" if decodes else "decodes"):
                 continue
+            sequences = len(inputs.row) if decodes else 1
+            queries = sequences if decodes else tokens
             attend(
-                q[first:end],
+                q,
                 kv,
                 scales,
                 self.table.blocks,
-                inputs.row[first:last],
-                inputs.query_start[first : last + 1],
-                inputs.seq_len[first:last],
-                attended[first:end],
+                inputs.row,
+                inputs.query_start,
+                inputs.seq_len,
+                attended,
+                bounds=inputs.bounds[:2] if decodes else inputs.bounds[1:],
+                queries=queries,
                 scale=config.score_scale,
                 window=config.window(number),
                 softcap=config.attention_softcap,
-                partial=self._partial(end) if last == decodes else None,
+                partial=self._partial(sequences) if decodes else None,
                 tile=self.weights.tiles.for_attention(
-                    config.head_dim, config.heads // config.kv_heads, end - first, last - first, q.dtype
+                    config.head_dim, config.heads // config.kv_heads, queries, sequences, q.dtype
                 ),
             )
         return self._sum(layer.o(attended.view(tokens, -1), buffers.projected[:tokens]))

@@ -1,9 +1,9 @@
-"""CUDA graphs of decode steps: forward and sampling of a fixed shape, captured once and replayed with one launch.
+"""CUDA graphs of steps: forward and sampling of a fixed size, captured once and replayed with one launch.
 
-A step runs in a graph if its sequences have equally many query tokens: in the smallest captured shape that holds it.
-Padding rows fill the shape up. They have no tokens, store nothing, and sample into the row table's last row, which
-belongs to no sequence. All of a graph's inputs that change from step to step are in buffers at fixed addresses: the row
-table and `Stage`'s inputs.
+A step of decodes runs in the smallest captured size that holds it, a step with prompts in its padded size
+(`launch_sizes`). Padding rows have no tokens, store nothing, and sample into the row table's last row, which belongs to
+no sequence. All of a graph's inputs that change from step to step are in buffers at fixed addresses: the row table and
+`Stage`'s inputs.
 """
 
 from __future__ import annotations
@@ -18,26 +18,12 @@ import torch
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.inputs import LaunchSize
+from octavo_inference.backends.cuda.launch_sizes import decode_sizes, prompt_sizes
 
 log = logging.getLogger(__name__)
 
-_ROUND = 8
 # A graph's kernels and arguments in the driver, and cuBLAS's workspace for the capture stream.
 _GRAPH_BYTES, _WORKSPACE_BYTES = 4 * 2**20, 64 * 2**20
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class GraphShape:
-    """Decode steps of up to this many sequences with this many query tokens each: 1, or more to verify drafts."""
-
-    sequences: int
-    queries: int = 1
-
-    @property
-    def size(self) -> LaunchSize:
-        """The size that kernels are launched for: every query token may be a sample row."""
-        tokens = self.sequences * self.queries
-        return LaunchSize(self.sequences, tokens, tokens, self.sequences if self.queries == 1 else 0)
 
 
 class Graph(Protocol):
@@ -68,69 +54,67 @@ class Captured:
 
 @dataclass(slots=True)
 class Graphs:
-    """Captured shapes, and those still to capture, in this order: `first` at the start, `later` in idle moments.
+    """Captured sizes, and those still to capture, in this order: `first` at the start, `later` in idle moments.
 
-    `record` captures a shape. Capture stops when the graphs use `room` bytes or a capture fails; shapes without a graph
+    `record` captures a size. Capture stops when the graphs use `room` bytes or a capture fails; sizes without a graph
     are launched kernel by kernel. `agreed` returns True if all ranks of a group agree: ranks must capture the same
-    shapes, or the sizes of their collectives would differ. `failed` receives an error, and raises if it affects more
-    than graphs.
+    sizes, or those of their collectives would differ. `failed` receives an error, and raises if it affects more than
+    graphs.
     """
 
-    record: Callable[[GraphShape], Graph]
-    first: Sequence[GraphShape]
-    later: list[GraphShape]
+    record: Callable[[LaunchSize], Graph]
+    first: Sequence[LaunchSize]
+    later: list[LaunchSize]
     room: int
     agreed: Callable[[bool], bool] = bool
     failed: Callable[[RuntimeError], object] = field(default=lambda _: None)
-    captured: dict[GraphShape, Captured] = field(default_factory=dict)
+    captured: dict[LaunchSize, Captured] = field(default_factory=dict)
 
     def start(self) -> None:
-        """Capture the shapes of the start, largest first: all graphs share the memory that the largest needs."""
-        for shape in sorted(self.first, reverse=True):
-            if not self._capture(shape):
+        """Capture the sizes of the start, largest first: all graphs share the memory that the largest needs."""
+        for size in sorted(self.first, reverse=True):
+            if not self._capture(size):
                 break
 
     def idle(self) -> bool:
-        """Capture the largest missing shape; True while others are missing."""
+        """Capture the next missing size; True while others are missing."""
         if self.later:
             self._capture(self.later.pop(0))
         return bool(self.later)
 
-    def choose(self, sequences: int, tokens: int, samples: int, *, uniform: bool) -> GraphShape | None:
-        """Choose the smallest captured shape that holds a step; None where there is none."""
-        queries = tokens // sequences
-        if not uniform or samples > tokens:
-            return None
-        fitting = [s for s in self.captured if s.queries == queries and s.sequences >= sequences]
+    def choose(self, size: LaunchSize) -> LaunchSize | None:
+        """Choose the captured size for a step of a padded size; None where there is none."""
+        if size in self.captured or size.kind != "decodes":
+            return size if size in self.captured else None
+        fitting = [n for n in self.captured if n.kind == "decodes" and n.sequences >= size.sequences]
         return min(fitting, default=None)
 
-    def replay(self, shape: GraphShape) -> None:
-        """Replay the graph of a captured shape."""
-        captured = self.captured[shape]
+    def replay(self, size: LaunchSize) -> None:
+        """Replay the graph of a captured size."""
+        captured = self.captured[size]
         captured.replays += 1
         captured.graph.replay()
 
-    def _capture(self, shape: GraphShape) -> bool:
+    def _capture(self, size: LaunchSize) -> bool:
         began = time.perf_counter()
         taken = sum(captured.graph.bytes for captured in self.captured.values())
         if not self.agreed(taken < self.room):
-            return self._stop(
-                shape, f"the others have {taken / 2**20:.0f} of {self.room / 2**20:.0f} MiB left for them"
-            )
+            return self._stop(size, f"the others have {taken / 2**20:.0f} of {self.room / 2**20:.0f} MiB left for them")
         try:
-            graph = self.record(shape)
+            graph = self.record(size)
         except RuntimeError as error:  # includes torch's OutOfMemoryError
             caught = error
         else:
-            self.captured[shape] = Captured(graph, time.perf_counter() - began)
+            self.captured[size] = Captured(graph, time.perf_counter() - began)
             return True
         self.failed(caught)
-        return self._stop(shape, first_line(caught))
+        return self._stop(size, first_line(caught))
 
-    def _stop(self, shape: GraphShape, why: str) -> bool:
+    def _stop(self, size: LaunchSize, why: str) -> bool:
         log.warning(
-            "no CUDA graph of %d sequences (%s): %d shapes have one; other steps launch each kernel",
-            shape.sequences,
+            "no CUDA graph of %d sequences and %d tokens (%s): %d sizes have one; other steps launch each kernel",
+            size.sequences,
+            size.tokens,
             why,
             len(self.captured),
         )
@@ -143,22 +127,20 @@ def first_line(error: RuntimeError) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def shapes(limits: StepLimits) -> tuple[list[GraphShape], list[GraphShape]]:
-    """Shapes for the start: powers of two and the maximum. Shapes for later: the multiples of 8 between them."""
-    most = min(limits.rows, limits.tokens)
-    first = {2**i for i in range(most.bit_length())} | {most}
-    later = set(range(_ROUND, most, _ROUND)) - first
-    return [GraphShape(n) for n in sorted(first, reverse=True)], [GraphShape(n) for n in sorted(later, reverse=True)]
+def graph_sizes(limits: StepLimits) -> tuple[list[LaunchSize], list[LaunchSize]]:
+    """Sizes to capture at the start, and later, in this order."""
+    first, later = decode_sizes(limits)
+    return first, later + prompt_sizes(limits)
 
 
 def graph_room(limits: StepLimits) -> int:
-    """Bytes to reserve for the graphs of all shapes.
+    """Bytes to reserve for the graphs of all sizes.
 
     Our kernels and products write into preallocated buffers, so a graph holds no activations. The driver's memory and
     one workspace of the matrix library remain. The estimate has not been confirmed on a GPU yet; `Graphs` stops
     capturing once it is used up.
     """
-    return _WORKSPACE_BYTES + _GRAPH_BYTES * sum(map(len, shapes(limits)))
+    return _WORKSPACE_BYTES + _GRAPH_BYTES * sum(map(len, graph_sizes(limits)))
 
 
 class CudaCapture:

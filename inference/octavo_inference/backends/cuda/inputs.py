@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from torch import Tensor as Torch
@@ -11,18 +12,21 @@ from octavo_inference.backends.cuda.buffers import StepLimits, input_places
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.core.model_input import Int32, RowStep
 
+Kind = Literal["decodes", "prompts", "mixed"]
+"""Steps of sequences with one query token each, of sequences with several, or of both."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaunchSize:
     """Numbers of sequences, query tokens and sample rows that kernels are launched for; a step may have fewer of each.
 
-    The first `decodes` sequences have one query token each.
+    A step of any kind may run as a mixed one.
     """
 
     sequences: int
     tokens: int
     samples: int
-    decodes: int
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +34,35 @@ class Inputs:
     """Views in int32 of one device buffer, at the same addresses for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
-    `report_ids` [R] of sample rows, as in `core.model_input`. `tokens` is the number of query tokens, `decodes` as in
+    `report_ids` [R] of sample rows, as in `core.model_input`. `bounds` [3]: decodes are the sequences from the first
+    up to the second, prompts those from there up to the third. `tokens` is the number of query tokens, `kind` as in
     `LaunchSize`. The token ids follow from the row table.
     """
 
     row: Torch
     query_start: Torch
     seq_len: Torch
+    bounds: Torch
     query: Torch
     sample_row: Torch
     position: Torch
     logprobs: Torch
     report_ids: Torch
     tokens: int
-    decodes: int
+    kind: Kind
+
+
+def decodes_of(step: RowStep) -> int:
+    """Number of leading sequences with one query token each."""
+    longer = np.flatnonzero(np.diff(step.query_start) != 1)
+    return int(longer[0]) if len(longer) else len(step.row)
+
+
+def size_of(step: RowStep) -> LaunchSize:
+    """The exact size of a step."""
+    decodes, sequences = decodes_of(step), len(step.row)
+    kind: Kind = "decodes" if decodes == sequences else "mixed" if decodes else "prompts"
+    return LaunchSize(sequences, int(step.query_start[-1]), len(step.sample.row), kind)
 
 
 class Stage:
@@ -62,6 +81,7 @@ class Stage:
         _put(half[at.row :], step.row, sequences, self._nobody)
         _put(half[at.query_start :], step.query_start, sequences + 1, int(step.query_start[-1]))
         _put(half[at.seq_len :], step.seq_len, sequences, 0)
+        half[at.bounds :][:3] = 0, decodes_of(step), len(step.row)
         _put(half[at.query :], sample.query, samples, 0)
         _put(half[at.sample_row :], sample.row, samples, self._nobody)
         _put(half[at.position :], sample.position, samples, 0)
@@ -76,13 +96,14 @@ class Stage:
             row=buffer[at.row :][:sequences],
             query_start=buffer[at.query_start :][: sequences + 1],
             seq_len=buffer[at.seq_len :][:sequences],
+            bounds=buffer[at.bounds :][:3],
             query=buffer[at.query :][:samples],
             sample_row=buffer[at.sample_row :][:samples],
             position=buffer[at.position :][:samples],
             logprobs=buffer[at.logprobs :][:samples],
             report_ids=buffer[at.report_ids :][:samples],
             tokens=size.tokens,
-            decodes=size.decodes,
+            kind=size.kind,
         )
 
 

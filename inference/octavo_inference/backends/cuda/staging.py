@@ -8,6 +8,15 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 
 
+def copied(device: torch.device) -> torch.cuda.Event | None:
+    """An event that completes when all work launched so far on the current stream has; None without a GPU."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
 class Staging:
     """Two staging buffers of `size` bytes each, pinned for a GPU: one is filled while the other is copied."""
 

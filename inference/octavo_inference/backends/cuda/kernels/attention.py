@@ -14,11 +14,11 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
 # Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride", "tree_width"],
-    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "positions", "top_out", "total_out"],
+    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds", "positions", "top_out", "total_out"],
 )
 def _attend(
-    q, kv, scales, block_table, row, query_start, seq_len, sinks, tree, positions, out, acc_out, top_out, total_out,
-    scale, softcap, num_seqs, table_stride, tree_width,
+    q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc_out, top_out,
+    total_out, scale, softcap, num_seqs, table_stride, tree_width,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
     SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -27,11 +27,20 @@ def _attend(
     LOG2E: tl.constexpr = 1.4426950408889634
     kv_head = tl.program_id(1)
     segment = tl.program_id(2)
-    origin = tl.load(query_start)
-    seq = find_sequence(query_start, origin, num_seqs, tl.program_id(0), BLOCK_Q)
-    start = tl.load(query_start + seq) - origin
-    count = tl.load(query_start + seq + 1) - origin - start
-    first = (tl.program_id(0) - start // BLOCK_Q - seq) * BLOCK_Q
+    if bounds is None:
+        base = 0
+        sequences = num_seqs
+    else:
+        base = tl.load(bounds)
+        sequences = tl.load(bounds + 1) - base
+        if sequences == 0:
+            return
+    origin = tl.load(query_start + base)
+    nth_seq = find_sequence(query_start + base, origin, sequences, tl.program_id(0), BLOCK_Q)
+    seq = base + nth_seq
+    start = tl.load(query_start + seq)
+    count = tl.load(query_start + seq + 1) - start
+    first = (tl.program_id(0) - (start - origin) // BLOCK_Q - nth_seq) * BLOCK_Q
     if first >= count:
         return
     context = tl.load(seq_len + seq) - count  # keys before the step's tokens
@@ -131,6 +140,8 @@ def attend(
     seq_len: Torch,
     out: Torch,
     *,
+    bounds: Torch | None = None,
+    queries: int | None = None,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -144,15 +155,18 @@ def attend(
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
     scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns], row
-    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. The first row of q is token query_start[0], so
-    that a subset of a step's sequences can run alone. Rows of `out` for tokens from query_start[B] on stay unchanged.
-    Sequences without query tokens are skipped for any seq_len.
+    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` for tokens from query_start[B] on
+    stay unchanged. Sequences without query tokens are skipped for any seq_len.
+
+    bounds [2] int32: only sequences from the first bound up to the second, both at most B, which have at most `queries`
+    tokens in total. They are read on the device, so that a graph may hold a subset that changes from step to step.
 
     A token attends to `window` tokens, itself included (None: all before it). A softcap c maps a score x to
     c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree
     [T, width] uint8: 1 where the token attends to the j-th query token of its own sequence; all tokens attend to the
     keys before the step's tokens. With a window, positions [T] int32 give the distances between the tree's tokens.
     partial: buffers for split-KV results, if keys are split (`segments_for`); they are reduced before this returns.
+    They have room for tokens up to the last one of `bounds`.
 
     Sources: PagedAttention (Kwon et al. 2023); FlashAttention-2 (Dao 2023) for the online softmax; one kernel for
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.
@@ -161,16 +175,17 @@ def attend(
     _, _, kv_heads, block_size, _ = kv.shape
     group = heads // kv_heads
     sequences = len(seq_len)
+    tokens = tokens if queries is None else queries
     tile = tile or attention_tile(dim, group, tokens, sequences, q.dtype, tree=tree is not None)
     segments = 1 if partial is None else partial.acc.shape[2]
     grid = (tokens // (tile.rows // group) + sequences, kv_heads, segments)
     acc, top, total = partial or (None, None, None)
     _attend[grid](
-        q, kv, scales, block_table, row, query_start, seq_len, sinks, tree, positions, out, acc, top, total,
+        q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc, top, total,
         scale, softcap, sequences, block_table.stride(0), 0 if tree is None else tree.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0, SEGMENTS=segments,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if partial is not None:
-        reduce_segments(partial, query_start, out)
+        reduce_segments(partial, query_start, out, bounds)

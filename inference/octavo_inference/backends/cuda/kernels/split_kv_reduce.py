@@ -37,13 +37,19 @@ def partial_views(buffer: Torch, *, tokens: int, heads: int, head_dim: int, segm
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["top", "total", "query_start"])
+@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["top", "total", "query_start", "bounds"])
 def _reduce(
-    acc, top, total, query_start, out, num_seqs, HEADS: tl.constexpr, DIM: tl.constexpr, SEGMENTS: tl.constexpr,
+    acc, top, total, query_start, bounds, out, num_seqs, HEADS: tl.constexpr, DIM: tl.constexpr, SEGMENTS: tl.constexpr,
     D: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    if token >= tl.load(query_start + num_seqs) - tl.load(query_start):
+    if bounds is None:
+        first = 0
+        last = num_seqs
+    else:
+        first = tl.load(bounds)
+        last = tl.load(bounds + 1)
+    if (token < tl.load(query_start + first)) | (token >= tl.load(query_start + last)):
         return
     row = token.to(tl.int64) * HEADS + tl.program_id(1)
     parts = row * SEGMENTS + tl.arange(0, SEGMENTS)
@@ -59,13 +65,14 @@ def _reduce(
     tl.store(out + row * DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < DIM)
 
 
-def reduce_segments(partial: Partial, query_start: Torch, out: Torch) -> None:
+def reduce_segments(partial: Partial, query_start: Torch, out: Torch, bounds: Torch | None = None) -> None:
     """Reduce `partial` into out [T, heads, head_dim], any float type; rows from query_start[-1] on stay unchanged.
 
-    query_start [B + 1] int32. Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
+    query_start [B + 1] int32; bounds as in `attention.attend`.
+    Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
     """
     tokens, heads, segments, dim = partial.acc.shape
     _reduce[tokens, heads](
-        *partial, query_start, out, len(query_start) - 1, HEADS=heads, DIM=dim, SEGMENTS=segments,
+        *partial, query_start, bounds, out, len(query_start) - 1, HEADS=heads, DIM=dim, SEGMENTS=segments,
         D=triton.next_power_of_2(dim), num_warps=4,
     )  # fmt: skip

@@ -11,10 +11,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MachineCode = dict[tuple[int, str, str], dict[str, Any]]
 
 
 def run(*program: str) -> subprocess.CompletedProcess[str]:
@@ -62,3 +64,59 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "80 copy failed compiled, but no float8 was expected here",
         "80 copy compiled ",
     ]
+
+
+@pytest.fixture(scope="module")
+def machine_code() -> MachineCode:
+    """Resources and instructions by compute capability, case and kernel."""
+    done = run("tests.kernels.machine_code", "80", "89", "90", "100")
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(row["capability"], row["case"], row["kernel"]): row for row in rows}
+
+
+ATTEND = "_attend"
+CAPABILITIES = (80, 89, 90, 100)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_a_stage_is_a_tile_of_keys_and_values_in_flight(machine_code: MachineCode, capability: int) -> None:
+    """Each stage after the second adds room for one tile of both, and the copies into it before the loop."""
+    two, three, four = (machine_code[capability, f"decode, {stages} stages", ATTEND] for stages in (2, 3, 4))
+    tile = 2 * 64 * 128 * 2
+    assert three["shared"] - two["shared"] == four["shared"] - three["shared"] == tile
+    copied = [row["instructions"]["LDGSTS"] for row in (two, three, four)]
+    each = tile // (16 * 128)  # 16 bytes by each of 128 threads
+    assert copied == [2 * each, 3 * each, 4 * each]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_default_tiles_of_attention_stay_in_registers(machine_code: MachineCode, capability: int) -> None:
+    for case in ("decode", "split", "prompt"):
+        assert machine_code[capability, case, ATTEND]["stack"] == 0
+
+
+@pytest.mark.timeout(1800)
+def test_products_use_the_tensor_cores_of_the_card(machine_code: MachineCode) -> None:
+    """Tiles of 16 rows the instructions of all cards, larger ones those of Hopper, and 8 bits by 8 its 8-bit ones."""
+
+    def used(capability: int, case: str, kernel: str = ATTEND) -> set[str]:
+        return {"HMMA", "HGMMA", "QMMA", "QGMMA"} & set(machine_code[capability, case, kernel]["instructions"])
+
+    for capability in (80, 89):
+        assert used(capability, "decode") == used(capability, "prompt") == {"HMMA"}
+    assert used(90, "decode") == used(90, "split") == used(90, "decode fp8") == {"HMMA"}
+    assert used(90, "prompt") == used(90, "prompt of 128 rows") == {"HGMMA"}
+    assert used(90, "fp8 by fp8", "_linear") == {"QGMMA"}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("case", "kernel"), [("gemv fp8", "_gemv"), ("linear fp8", "_linear"), ("gemv int4", "_gemv")])
+def test_denormals_are_kept_where_weights_are_decoded_by_shifts(
+    machine_code: MachineCode, capability: int, case: str, kernel: str
+) -> None:
+    """The smallest values of e4m3 become denormals of float32 on the way: flushed, they would be zero."""
+    assert machine_code[capability, case, kernel]["instructions"]["ftz"] == 0

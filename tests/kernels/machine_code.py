@@ -1,4 +1,4 @@
-"""Instructions of compiled kernels, for `test_compiles.py`: python -m tests.kernels.machine_code CAPABILITY ...
+"""Instructions of compiled kernels, for `test_compiles.py`: python -m tests.kernels.machine_code CAPABILITY
 
 Prints one JSON row per kernel: the case and the number of each instruction by its first part (`HMMA`), and of float
 arithmetic that flushes denormals (`ftz`).
@@ -24,11 +24,11 @@ os.environ.setdefault(
 from bench.gpu.cases.attention import DECODE, FEW, PREFILL, Attention
 from bench.gpu.cases.linear import SIZES, Product, Product8
 from bench.gpu.compiling import META
-from bench.gpu.null_gpu import TOOLS, Binary, NullGpu
+from bench.gpu.null_gpu import TOOLS, NullGpu
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
 
 LLAMA = Attention(32, 8, 128, DECODE)
-TILE = AttentionTile(rows=16, keys=64, warps=4, stages=2)
+TILE = AttentionTile(rows=16, keys=32, warps=4, stages=2)
 CASES = {
     "decode": LLAMA,
     "decode fp8": replace(LLAMA, pool="fp8"),
@@ -65,20 +65,16 @@ def instructions(cubin: bytes) -> Counter[str]:
     return found
 
 
-def row(case: str, binary: Binary, counts: Counter[str]) -> str:
-    return json.dumps({"case": case, **asdict(binary), "instructions": counts})
-
-
 def main() -> None:
     gpu = Disassembler(0).activate()
-    for gpu.capability in map(int, sys.argv[1:]):
-        for name, case in CASES.items():
-            if gpu.capability < 89 and name in {"decode fp8", "fp8 by fp8"}:
-                continue  # no float8 there
-            before = len(gpu.loaded)
-            case.prepare(META).launch()
-            for binary, counts in zip(gpu.loaded[before:], gpu.instructions[before:], strict=True):
-                print(row(name, binary, counts))
+    gpu.capability = int(sys.argv[1])
+    for name, case in CASES.items():
+        if gpu.capability < 89 and name in {"decode fp8", "fp8 by fp8"}:
+            continue  # no float8 there
+        before = len(gpu.loaded)
+        case.prepare(META).launch()
+        for binary, counts in zip(gpu.loaded[before:], gpu.instructions[before:], strict=True):
+            print(json.dumps({"case": name, **asdict(binary), "instructions": counts}))
 
 
 if __name__ == "__main__":

@@ -180,7 +180,7 @@ class InputPlaces:
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Places of the inputs, padded: one integer of each kind per row, one more for `query_start`, three `bounds`; parts."""
+    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, three `bounds`; parts."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
     starts = itertools.accumulate([one, more, one, aligned(3), one, one, one, one, one], initial=0)
     row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts = starts

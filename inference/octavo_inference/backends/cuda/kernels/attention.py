@@ -37,11 +37,11 @@ def _attend(
             num_seqs = tl.load(bounds + 1) - base
             if num_seqs == 0:
                 return
-        origin = tl.load(query_start + base)
-        nth_seq = find_sequence(query_start + base, origin, num_seqs, place, BLOCK_Q)
+        before = tl.load(query_start + base)
+        nth_seq = find_sequence(query_start + base, before, num_seqs, place, BLOCK_Q)
         seq = base + nth_seq
         start = tl.load(query_start + seq)
-        first = (place - (start - origin) // BLOCK_Q - nth_seq) * BLOCK_Q
+        first = (place - (start - before) // BLOCK_Q - nth_seq) * BLOCK_Q
     else:
         kv_head = tl.program_id(0)
         place = tl.program_id(1)
@@ -62,12 +62,12 @@ def _attend(
     nth = first + rows // GROUP
     live = (nth < tokens) & (rows < BLOCK_Q * GROUP)
     head = kv_head * GROUP + rows % GROUP
-    token = (start + nth).to(tl.int64)
     dims = tl.arange(0, D)
     inside = dims < DIM
     row_mask = live[:, None] & inside[None, :]
-    at = (token * HEADS + head)[:, None] * DIM + dims[None, :]
-    query = tl.load(q + at, mask=row_mask, other=0.0).to(DOT)
+    origin = (start + first).to(tl.int64) * HEADS * DIM  # only this may pass 2**31
+    at = ((rows // GROUP) * HEADS + head)[:, None] * DIM + dims[None, :]
+    query = tl.load(q + origin + at, mask=row_mask, other=0.0).to(DOT)
     position = context + nth
 
     high = context + tl.minimum(first + BLOCK_Q, tokens)  # keys that any row sees
@@ -130,7 +130,7 @@ def _attend(
             tl.store(acc_out + slot[:, None] * DIM + dims[None, :], acc, mask=row_mask)
             return
     mixed = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
-    tl.store(out + at, mixed.to(out.dtype.element_ty), mask=row_mask)
+    tl.store(out + origin + at, mixed.to(out.dtype.element_ty), mask=row_mask)
 
 
 def attend(

@@ -124,8 +124,8 @@ def attention_candidates(first: AttentionTile, head_dim: int, *, decode: bool) -
     for stages in (3, 2, 4, 5, 6) if decode else (2, 3, 4):
         for size in itertools.product(rows, keys, (4, 8)):
             tile = AttentionTile(*size, stages)
-            flying = (stages - 1) * 2 * tile.keys * head_dim * torch.bfloat16.itemsize
-            if tile not in found and flying < max(SHARED_KIB.values()) * 1024:
+            buffers = (stages - 1) * 2 * tile.keys * head_dim * torch.bfloat16.itemsize
+            if tile not in found and buffers < max(SHARED_KIB.values()) * 1024:
                 found.append(tile)
     return found
 

@@ -90,7 +90,7 @@ def _attend(
     table = block_table + tl.load(row + seq).to(tl.int64) * table_stride
     lanes = tl.arange(0, BLOCK_N)
     # The block ids of a tile are loaded one tile ahead. So the addresses of K and V depend on no load of their own
-    # iteration, and the compiler keeps several tiles of both in flight: num_stages - 1.
+    # iteration, and the compiler gives both num_stages - 1 buffers. Else it would pipeline the ids instead of them.
     block = block_ids(table, begin * BLOCK_N + lanes, high, BLOCK_SIZE)
     for tile in range(begin, end):
         keys = tile * BLOCK_N + lanes

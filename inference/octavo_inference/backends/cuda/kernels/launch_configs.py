@@ -31,10 +31,10 @@ class AttentionTile:
 def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
     """The tile for one query token per sequence, or for several, of heads that share keys in groups of `group`.
 
-    A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1 buffers
-    each, those of prompts on Hopper `stages`; one is computed on while the others fill. float32 has no tensor cores, so
-    its products use registers too: small tiles avoid spilling. The interpreter's time depends on the number of
-    operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
+    A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1
+    buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. float32 has no tensor
+    cores, so its products use registers too: small tiles avoid spilling. The interpreter's time depends on the number
+    of operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
     """
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
     if triton.knobs.runtime.interpret:

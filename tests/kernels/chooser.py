@@ -32,7 +32,7 @@ class Chooser:
         buffers = allocate(buffer_shapes(CONFIG, limits, torch.float32), torch.device("cpu"))
         self.rows = DeviceRows(buffers.table, buffers.changes, limits)
         self.sampler = Sampler(self.rows.table, vocab=vocab, max_rows=rows, max_logprobs=max_logprobs)
-        self._stage = Stage(buffers.inputs, limits)
+        self._stage = Stage(buffers.inputs, limits, shares=1)
 
     def launch(self, logits: Float32, sample: SampleRows) -> Chosen:
         count = len(logits)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from bench.gpu.cases.paged import SENTINEL, Paged, expected, make, run
+from bench.gpu.cases.paged import SENTINEL, Paged, expected, launcher, make, run, split
 from octavo_inference.backends.cuda.kernels.attention import attend
-from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, segments_for
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 
 from .conftest import Record
@@ -30,12 +30,17 @@ def lengths(block: int) -> list[tuple[int, int]]:
 
 
 def decodes(block: int) -> list[tuple[int, int]]:
-    """What is split into segments: few query tokens behind many keys, and some that leave segments empty."""
-    return [(3 * block + 1, 1), (1, 1), (0, 0), (2 * block, 2)]
+    """What is split into parts: some shorter than a share, one whose last key tile holds one key, and an empty one."""
+    return [(3 * block + 1, 1), (1, 1), (0, 0), (6 * block, 1)]
+
+
+def parts_of(sequences: list[tuple[int, int]], shares: int, unused: int = 2) -> torch.Tensor:
+    """Parts with shares of at least 16 keys, as the smallest tile here, and some that the launch has no use for."""
+    return torch.nn.functional.pad(split(sequences, shares=shares, least_keys=16), (0, 0, 0, unused))
 
 
 def compare(record: Record, batch: Paged, shape: str, *, bound: float = EXACT, kernel: str = "attend", **how) -> None:
-    only_run = {name: how.pop(name) for name in ("segments", "tile") if name in how}
+    only_run = {name: how.pop(name) for name in ("parts", "tile") if name in how}
     error = float((run(batch, **only_run, **how).double() - expected(batch, **how)).abs().max())
     assert error < bound
     record(kernel, shape, batch.pool.data.dtype, error)
@@ -69,58 +74,87 @@ def test_sequences_lie_in_any_row_of_the_table(record: Record) -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim", "block", "segments"),
-    [(9, 3, 64, 32, 4), (14, 2, 256, 16, 2), (32, 8, 128, 32, 2), (4, 4, 96, 16, 4), (8, 1, 80, 16, 8)],
+    ("heads", "kv_heads", "dim", "block", "shares"),
+    [(9, 3, 64, 32, 4), (14, 2, 256, 16, 2), (32, 8, 128, 32, 3), (4, 4, 96, 16, 40), (8, 1, 80, 16, 8)],
 )
-def test_segments(record: Record, heads: int, kv_heads: int, dim: int, block: int, segments: int) -> None:
+def test_parts(record: Record, heads: int, kv_heads: int, dim: int, block: int, shares: int) -> None:
     batch = make(decodes(block), heads, kv_heads, dim, block_size=block, padding=1)
-    shape = f"{heads}/{kv_heads}x{dim}, block {block}, {segments} segments"
-    compare(record, batch, shape, segments=segments, tile=SMALL, kernel="attend + reduce_segments")
+    shape = f"{heads}/{kv_heads}x{dim}, block {block}, {shares} shares"
+    parts = parts_of(decodes(block), shares)
+    assert parts[:, 2].max() > 1
+    compare(record, batch, shape, parts=parts, tile=SMALL, kernel="attend + reduce_parts")
 
 
-@pytest.mark.parametrize(("window", "segments"), [(1, 1), (5, 4), (16, 1), (17, 4), (17, 1), (40, 1)])
-def test_window(record: Record, window: int, segments: int) -> None:
-    batch = make(lengths(16) if segments == 1 else decodes(16), 4, 2, 64)
-    compare(record, batch, f"window {window}, {segments} segments", window=window, segments=segments, tile=SMALL)
+def test_more_parts_than_are_reduced_at_a_time(record: Record) -> None:
+    batch = make([(400, 1), (20, 1)], 4, 2, 64)
+    parts = parts_of([(400, 1), (20, 1)], 40)
+    assert parts[:, 2].max() == 25
+    compare(record, batch, "4/2x64, 25 parts", parts=parts, tile=SMALL, kernel="attend + reduce_parts")
 
 
-@pytest.mark.parametrize("segments", [1, 4])
-def test_softcap_and_sinks(record: Record, segments: int) -> None:
+def test_decodes_of_one_part_each_need_no_buffers(record: Record) -> None:
+    """As for sequences too short to be split: nothing is reduced."""
+    sequences = [(17, 1), (0, 0), (40, 1), (33, 1)]
+    batch = make(sequences, 4, 2, 64, padding=1)
+    parts = split(sequences, shares=1, least_keys=64)
+    assert parts.tolist() == [[2, 0, 1], [3, 0, 1], [0, 0, 1]]
+    compare(record, batch, "4/2x64, one part each", parts=parts, tile=SMALL)
+
+
+def test_only_sequences_with_parts_are_computed() -> None:
+    """In a step of decodes and prompts, the launch for decodes leaves the prompts to another one."""
+    batch = make([(33, 1), (21, 1), (9, 9)], 4, 2, 64)
+    out, launch = launcher(batch, parts=parts_of([(33, 1), (21, 1)], 1), tile=SMALL)
+    launch()
+    assert (out[:2].double() - expected(batch)[:2]).abs().max() < EXACT
+    assert (out[2:] == SENTINEL).all()
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("window", [1, 5, 16, 17, 40])
+def test_window(record: Record, window: int, parts: bool) -> None:
+    """A window leaves parts of long sequences without keys."""
+    sequences = decodes(16) if parts else lengths(16)
+    how = {"parts": parts_of(sequences, 40) if parts else None, "window": window}
+    compare(record, make(sequences, 4, 2, 64), f"window {window}{', parts' * parts}", tile=SMALL, **how)
+
+
+@pytest.mark.parametrize("keys", [16, 32])
+@pytest.mark.parametrize("window", [None, 24, 60])
+def test_masks_are_skipped_for_whole_tiles_only(record: Record, window: int | None, keys: int) -> None:
+    """Long chunks: tiles before the window, at its edge, inside, on the diagonal, and after it."""
+    batch = make([(150, 70), (96, 96), (131, 3)], 4, 2, 64)
+    tile = AttentionTile(rows=32, keys=keys, warps=4, stages=2)
+    compare(record, batch, f"4/2x64, chunks, window {window}, {keys} keys", tile=tile, window=window)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_softcap_and_sinks(record: Record, parts: bool) -> None:
     batch = make(decodes(16), 4, 2, 64)
     sinks = torch.tensor([0.0, 3.0, 8.0, -30.0])
-    how = {"segments": segments, "tile": SMALL}
-    compare(record, batch, f"softcap, {segments} segments", softcap=2.0, **how)
-    compare(record, batch, f"sinks, {segments} segments", sinks=sinks, **how)
-    compare(record, batch, f"window, softcap, sinks, {segments} segments", sinks=sinks, softcap=2.0, window=9, **how)
-
-
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("segments", [1, 4])
-def test_tree(record: Record, segments: int, window: int | None) -> None:
-    """Two branches below a root, beside a decode and a chain; without a window nobody asks for positions.
-
-    The mask is four wide: the fifth token is seen by none, and itself sees what the mask says.
-    """
-    batch = make([(25, 5), (33, 1), (19, 3)], 4, 2, 64, padding=2)
-    tree = torch.zeros(len(batch.q), 5, dtype=torch.uint8)
-    tree[:5] = torch.tensor(
-        [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [1, 0, 1, 0, 0], [1, 0, 1, 1, 0], [1, 0, 1, 1, 1]], dtype=torch.uint8
-    )
-    tree[5, 0] = 1
-    tree[6:9, :3] = torch.tril(torch.ones(3, 3))
-    positions = torch.tensor([20, 21, 21, 22, 23, 32, 16, 17, 18, 0, 0], dtype=torch.int32) if window else None
-    how = {"tree": tree[:, :4].contiguous(), "positions": positions, "window": window}
-    compare(record, batch, f"tree, window {window}, {segments} segments", segments=segments, tile=SMALL, **how)
+    how = {"parts": parts_of(decodes(16), 4) if parts else None, "tile": SMALL}
+    split_ = ", parts" * parts
+    compare(record, batch, f"softcap{split_}", softcap=2.0, **how)
+    compare(record, batch, f"sinks{split_}", sinks=sinks, **how)
+    compare(record, batch, f"window, softcap, sinks{split_}", sinks=sinks, softcap=2.0, window=9, **how)
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "segments"),
-    [(torch.float8_e4m3fn, 1), (torch.float8_e4m3fn, 4), (torch.int8, 1), (torch.int8, 4), (torch.bfloat16, 1)],
+    ("kv_dtype", "parts"),
+    [
+        (torch.float8_e4m3fn, False),
+        (torch.float8_e4m3fn, True),
+        (torch.int8, False),
+        (torch.int8, True),
+        (torch.bfloat16, False),
+    ],
 )
-def test_stored_types(record: Record, kv_dtype: torch.dtype, segments: int) -> None:
+def test_stored_types(record: Record, kv_dtype: torch.dtype, parts: bool) -> None:
     """Against what is stored: dequantising is exact, whatever storing lost."""
-    batch = make(decodes(16) if segments > 1 else lengths(16), 14, 2, 80, kv_dtype=kv_dtype)
-    compare(record, batch, f"14/2x80, {segments} segments", segments=segments, tile=WIDE)
+    sequences = decodes(16) if parts else lengths(16)
+    batch = make(sequences, 14, 2, 80, kv_dtype=kv_dtype)
+    # Tiles of 32 keys: half of the parts of 16 have none.
+    compare(record, batch, f"14/2x80{', parts' * parts}", parts=parts_of(sequences, 8) if parts else None, tile=WIDE)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -148,16 +182,15 @@ def test_a_prompt_in_chunks_is_the_prompt(cuts: list[int], window: int | None) -
         assert (run(chunk, tile=tile, window=window) - at_once[start:end]).abs().max() < EXACT
 
 
-@pytest.mark.parametrize(("first", "last", "segments"), [(0, 3, 4), (3, 6, 1), (2, 4, 2), (0, 0, 1), (6, 6, 2)])
-def test_some_of_a_steps_sequences_apart(first: int, last: int, segments: int) -> None:
+@pytest.mark.parametrize(("first", "last"), [(3, 6), (2, 4), (0, 0), (6, 6)])
+def test_some_of_a_steps_sequences_apart(first: int, last: int) -> None:
     """The bounds are on the device; all other tokens of `out` stay as they were."""
     whole = make([(33, 1), (5, 1), (40, 1), (21, 4), (37, 17), (9, 9)], 4, 2, 64)
     begin, end = int(whole.query_start[first]), int(whole.query_start[last])
-    bounds = torch.tensor([first, last], dtype=torch.int32)
-    found = run(whole, tile=SMALL, segments=segments, bounds=bounds, queries=end - begin + 3)
-    expected = torch.full_like(found, SENTINEL)
-    expected[begin:end] = run(whole, tile=SMALL)[begin:end]
-    assert (found - expected).abs().max() < EXACT
+    found = run(whole, tile=SMALL, bounds=torch.tensor([first, last], dtype=torch.int32))
+    wanted = torch.full_like(found, SENTINEL)
+    wanted[begin:end] = run(whole, tile=SMALL)[begin:end]
+    assert (found - wanted).abs().max() < EXACT
 
 
 def test_blocks_behind_two_to_the_31_elements(record: Record) -> None:
@@ -181,21 +214,11 @@ def test_blocks_behind_two_to_the_31_elements(record: Record) -> None:
     record("rope_store + attend", "1/1x64, block 2**20", torch.int8, error)
 
 
-def test_segments_fill_the_card_and_no_more() -> None:
-    card = {"kv_heads": 8, "processors": 132}
-    assert segments_for(sequences=1, longest=131072, **card) == 32
-    assert segments_for(sequences=1, longest=2048, **card) == 8
-    assert segments_for(sequences=4, longest=131072, **card) == 8
-    assert segments_for(sequences=64, longest=131072, **card) == 1
-    assert segments_for(sequences=1, longest=100, **card) == 1
-    assert segments_for(sequences=0, longest=100, **card) == 1
-
-
 @pytest.mark.parametrize("interpret", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_default_tiles_hold_a_group(monkeypatch: pytest.MonkeyPatch, interpret: bool, dtype: torch.dtype) -> None:
     monkeypatch.setattr(triton.knobs.runtime, "interpret", interpret)
-    for group, tokens, dim in itertools.product((1, 3, 7, 8, 20), (4, 400), (64, 256)):
-        tile = attention_tile(dim, group, tokens, 4, dtype)
+    for group, decode, dim in itertools.product((1, 3, 7, 8, 20), (True, False), (64, 256)):
+        tile = attention_tile(dim, group, dtype, decode=decode)
         assert tile.rows >= group
         assert tile.rows.bit_count() == tile.keys.bit_count() == 1

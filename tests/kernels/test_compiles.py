@@ -11,10 +11,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+MachineCode = dict[tuple[str, str], dict[str, Any]]
 
 
 def run(*program: str) -> subprocess.CompletedProcess[str]:
@@ -65,3 +67,60 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "80 copy failed compiled, but no float8 was expected here",
         "80 copy compiled ",
     ]
+
+
+@pytest.fixture(
+    scope="module", params=[89, 90, pytest.param(80, marks=pytest.mark.full), pytest.param(100, marks=pytest.mark.full)]
+)
+def capability(request: pytest.FixtureRequest) -> int:
+    found: int = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def machine_code(capability: int) -> MachineCode:
+    """Resources and instructions by case and kernel."""
+    done = run("tests.kernels.machine_code", str(capability))
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(row["case"], row["kernel"]): row for row in rows}
+
+
+@pytest.mark.timeout(1800)
+def test_a_stage_is_a_tile_of_keys_and_values_in_flight(machine_code: MachineCode) -> None:
+    """Each stage after the second has room for one more tile of both, and copies into it before the loop."""
+    two, three, four = (machine_code[f"decode, {stages} stages", "_attend"] for stages in (2, 3, 4))
+    tile = 2 * 32 * 128 * 2
+    assert three["shared"] - two["shared"] == four["shared"] - three["shared"] == tile
+    each = tile // (128 * 16)  # threads and bytes
+    assert [row["instructions"]["LDGSTS"] for row in (two, three, four)] == [2 * each, 3 * each, 4 * each]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("case", ["decode", "split", "prompt"])
+def test_default_tiles_of_attention_stay_in_registers(machine_code: MachineCode, case: str) -> None:
+    assert machine_code[case, "_attend"]["stack"] == 0
+
+
+@pytest.mark.timeout(1800)
+def test_products_use_the_tensor_cores_of_the_card(machine_code: MachineCode, capability: int) -> None:
+    """Tiles of 16 rows have the instructions of all GPUs, larger ones those of Hopper, fp8 by fp8 those of 8 bits."""
+
+    def used(case: str, kernel: str = "_attend") -> set[str]:
+        return {"HMMA", "HGMMA", "QMMA", "QGMMA"} & set(machine_code[case, kernel]["instructions"])
+
+    assert used("decode") == used("split") == {"HMMA"}
+    if capability == 90:
+        assert used("prompt") == used("prompt of 128 rows") == {"HGMMA"}
+        assert used("fp8 by fp8", "_linear") == {"QGMMA"}
+    elif capability < 90:
+        assert used("prompt") == used("prompt of 128 rows") == {"HMMA"}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("case", "kernel"), [("gemv fp8", "_gemv"), ("linear fp8", "_linear"), ("gemv int4", "_gemv")])
+def test_denormals_are_kept_where_weights_are_decoded_by_shifts(
+    machine_code: MachineCode, case: str, kernel: str
+) -> None:
+    """The smallest values of e4m3 become denormals of float32 on the way: flushed, they would be zero."""
+    assert machine_code[case, kernel]["instructions"]["ftz"] == 0

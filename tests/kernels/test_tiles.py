@@ -11,7 +11,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from bench.gpu.experiments.tiles import best_of, linear_candidates, tried_by, write_table
+from bench.gpu.experiments.tiles import attention_candidates, best_of, linear_candidates, tried_by, write_table
 from octavo_inference.backends.cuda import linear as layers
 from octavo_inference.backends.cuda.kernels.launch_configs import (
     WORKSPACE,
@@ -73,6 +73,27 @@ def test_a_tile_that_the_card_has_no_room_for_is_named_and_left() -> None:
         best_of(tried[:1])
 
 
+def test_a_search_ends_in_time_with_what_it_has_tried() -> None:
+    passed = iter((0.0, 1.0, 2.0))
+    tried = tried_by((SLOW, FAST, GemvTile(1, 1)), lambda _: {1: 1.0}, seconds=2.0, clock=lambda: next(passed))
+    assert ["us" in row for row in tried] == [True, True, False]
+    assert tried[2]["why"] == "not tried within 2 s"
+    assert best_of(tried)["tile"] == asdict(SLOW)
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_candidates_for_attention_fit_a_card(decode: bool) -> None:
+    first = AttentionTile(16 if decode else 64, 64, 4, 3 if decode else 2)
+    found = attention_candidates(first, 128, decode=decode)
+    assert found[0] == first
+    assert len(found) == len(set(found))
+    assert all(2 * (tile.stages - 1) * tile.keys * 128 * 2 < 227 * 1024 for tile in found)
+    assert {tile.stages for tile in found} == ({2, 3, 4, 5, 6} if decode else {2, 3, 4})
+    assert {tile.rows for tile in found} == ({16} if decode else {64, 128})
+    assert {tile.keys for tile in found} == ({32, 64, 128} if decode else {64, 128})
+    assert AttentionTile(first.rows, 64, 8, 4) in found
+
+
 def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
     tile = LinearTile(16, 32, 128, 2, 4, 3)
     slower_at_four = [gemv_row(1, 1, 2), gemv_row(2, 2, 2), gemv_row(4, 4, 3)]
@@ -87,8 +108,9 @@ def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
         {("dense", 64, 128, 16): tile},
         {(128, 4, True): flat},
     )
-    assert tiles.for_attention(128, 4, 3, 3, torch.bfloat16) == flat
-    assert tiles.for_attention(128, 4, 4, 3, torch.bfloat16) == attention_tile(128, 4, 4, 3, torch.bfloat16)
+    assert tiles.for_attention(128, 4, torch.bfloat16, decode=True) == flat
+    of_rules = attention_tile(128, 4, torch.bfloat16, decode=False)
+    assert tiles.for_attention(128, 4, torch.bfloat16, decode=False) == of_rules
     values = torch.empty((64, 128), dtype=torch.bfloat16)
     assert tiles.for_linear("dense", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.

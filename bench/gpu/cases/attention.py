@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
-from bench.gpu.cases.paged import expected, launcher, make
-from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, segments_for
+from bench.gpu.cases.paged import expected, launcher, make, split
+from octavo_inference.backends.cuda.kernels.decode_parts import LEAST_KEYS, shares_for
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 from octavo_inference.backends.cuda.pool import allocate_pool
 
@@ -30,7 +31,6 @@ class Attention:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
-    tree: bool = False
     split: bool = False
     block_size: int = 16
     tile: AttentionTile | None = None
@@ -38,7 +38,7 @@ class Attention:
     def __str__(self) -> str:
         queries, contexts = [q for q, _ in self.batch], [c for _, c in self.batch]
         flags = [self.pool, f"window {self.window}" * bool(self.window), "softcap" * bool(self.softcap)]
-        flags += ["sinks" * self.sinks, "tree" * self.tree, "split" * self.split]
+        flags += ["sinks" * self.sinks, "split" * self.split]
         text = f"{self.heads}/{self.kv_heads}x{self.dim} B={len(self.batch)} q={max(queries)} ctx={max(contexts)} "
         return text + " ".join(flag for flag in flags if flag)
 
@@ -67,19 +67,12 @@ def attention(shape: Attention, place: Place) -> Trial:
     how: dict[str, Any] = {"scale": shape.dim**-0.5, "window": shape.window, "softcap": shape.softcap}
     if shape.sinks:
         how["sinks"] = place.randn(shape.heads, dtype=torch.float32)
-    if shape.tree:
-        tokens, longest = len(batch.q), max(queries for queries, _ in shape.batch)
-        # Each token sees itself, the first one and some of the others.
-        tree = torch.eye(longest, dtype=torch.uint8).repeat(len(shape.batch), 1)[:tokens]
-        how["tree"] = (tree | (torch.rand(tokens, longest) < 0.3)).to(torch.uint8).to(place.device)
-        how["positions"] = place.ints([before + min(i, 4) for queries, before in shape.batch for i in range(queries)])
-    segments = 1
-    if shape.split:
-        segments = segments_for(
-            sequences=len(lengths), kv_heads=shape.kv_heads, longest=batch.block_table.shape[1] * shape.block_size,
-            processors=place.processors, keys_per_segment=place.pick(256, 8),
-        )  # fmt: skip
-    out, launch = launcher(batch, segments=segments, tile=shape.tile, **how)
+    parts = None
+    if all(queries == 1 for queries, _ in shape.batch):
+        shares = shares_for(kv_heads=shape.kv_heads, processors=place.processors) if shape.split else 1
+        least_keys = place.pick(LEAST_KEYS, 8) if shape.split else max(lengths)
+        parts = split([(n, 1) for n in lengths], shares=shares, least_keys=least_keys, device=place.device)
+    out, launch = launcher(batch, parts=parts, tile=shape.tile, **how)
     read = sum(lengths) * size_of(batch.pool.layer(0)[0][0]) // shape.block_size
     # Attention weights are rounded to the type of the values that they multiply, the sum once more.
     return Trial(
@@ -181,7 +174,6 @@ SHAPES = [
     *(Attention(8, 4, 256, kind, window=512, softcap=50.0) for kind in (DECODE, PREFILL)),
     *(Attention(8, 4, 256, FEW, window=512, softcap=50.0, split=True, pool=pool) for pool in ("dense", "int8")),
     *(Attention(64, 8, 64, kind, window=128, sinks=True, split=kind is FEW) for kind in (DECODE, FEW, PREFILL)),
-    *(Attention(32, 8, 128, batch(8, 12, 500), tree=True, window=window) for window in (None, 256)),
 ]
 QUICK = {
     str(shape)
@@ -193,7 +185,7 @@ QUICK = {
         Attention(32, 8, 128, FEW, pool="fp8", split=True),
         Attention(8, 4, 256, PREFILL, pool="int8"),
         Attention(8, 4, 256, PREFILL, window=512, softcap=50.0),
-        Attention(32, 8, 128, batch(8, 12, 500), tree=True, window=256),
+        Attention(64, 8, 64, FEW, window=128, sinks=True, split=True),
     )
 }
 QUICK |= {str(Stored(8, 4, 256)), str(Stored(32, 8, 128, pool="fp8", norm=True))}

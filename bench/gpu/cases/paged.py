@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.decode_parts import decode_parts
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
 from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
@@ -100,15 +102,21 @@ def _store(data: Tensor, scales: Tensor | None, blocks: Tensor, offsets: Tensor)
         data.view(torch.uint8)[blocks, which, :, offsets] = x.to(data.dtype).view(torch.uint8)
 
 
+def split(sequences: Sequence[tuple[int, int]], *, shares: int, least_keys: int, device: torch.device = CPU) -> Tensor:
+    """Parts of those sequences (length, query tokens) that have one query token."""
+    lengths = np.array([length if queries == 1 else 0 for length, queries in sequences], np.int32)
+    return torch.from_numpy(decode_parts(lengths, shares=shares, least_keys=least_keys)).to(device)
+
+
 def launcher(
-    batch: Paged, *, segments: int = 1, tile: AttentionTile | None = None, scale: float = 0.2, **how: Any
+    batch: Paged, *, parts: Tensor | None = None, tile: AttentionTile | None = None, scale: float = 0.2, **how: Any
 ) -> tuple[Tensor, Callable[[], object]]:
     """The output tensor, filled with a sentinel, and the function that launches attention."""
     out = torch.full_like(batch.q, SENTINEL)
-    tokens, heads, dim = batch.q.shape
-    shape = {"tokens": tokens, "heads": heads, "head_dim": dim, "segments": segments}
+    _, heads, dim = batch.q.shape
     partial = None
-    if segments > 1:
+    if parts is not None and len(parts) > len(batch.seq_len):
+        shape = {"parts": len(parts), "heads": heads, "head_dim": dim}
         partial = partial_views(torch.full((partial_size(**shape),), float("nan"), device=out.device), **shape)
     row = batch.row
     if row is None:
@@ -117,7 +125,7 @@ def launcher(
     def launch() -> None:
         attend(
             batch.q, *batch.pool.layer(0), batch.block_table, row, batch.query_start, batch.seq_len, out, scale=scale,
-            partial=partial, tile=tile, **how,
+            parts=parts, partial=partial, tile=tile, **how,
         )  # fmt: skip
 
     return out, launch
@@ -133,7 +141,7 @@ def run(batch: Paged, **how: Any) -> Tensor:
 
 def expected(
     batch: Paged, *, scale: float = 0.2, window: int | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None, tree: Tensor | None = None, positions: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention in float64, sequence by sequence, with an explicit mask."""
     out = torch.empty(batch.tokens, *batch.q.shape[1:], dtype=torch.float64, device=batch.q.device)
@@ -150,13 +158,6 @@ def expected(
         key = torch.arange(len(k), device=q.device)
         query = key[context:]
         seen = key[None] <= query[:, None]
-        if tree is not None:
-            seen = (key < context).repeat(end - start, 1)
-            mask = tree[start:end, : end - start].bool()
-            seen[:, context : context + mask.shape[1]] = mask
-            if positions is not None:
-                query = positions[start:end].long()
-                key = torch.cat([key[:context], query])
         if window is not None:
             seen &= query[:, None] - key[None] < window
         score = score.masked_fill(~seen, float("-inf"))

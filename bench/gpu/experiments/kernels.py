@@ -22,7 +22,7 @@ from bench.gpu.measured_models import MODELS
 from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
-from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, segments_for
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 from octavo_inference.models.config import ModelConfig
@@ -158,13 +158,9 @@ def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
 
 def attention(place: Place, config: ModelConfig, batch: int, queries: int, before: int, pool: str) -> Work:
     """Attention of one layer; decodes are split as the engine splits them."""
-    segments = segments_for(
-        sequences=batch, kv_heads=config.kv_heads, longest=queries + before, processors=place.processors
-    )
-    split = queries == 1 and segments > 1
     shape = Attention(
-        config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, pool=pool, split=split
-    )  # fmt: skip
+        config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, pool=pool, split=queries == 1
+    )
     pairs = batch * (queries * before + queries * (queries + 1) // 2)
     return Work(shape.prepare(place), 4 * config.heads * config.head_dim * pairs)
 

@@ -7,8 +7,11 @@ running server never tunes.
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -26,6 +29,7 @@ from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import MODELS
 from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
+from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import (
     WORKSPACE,
@@ -35,7 +39,6 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     attention_tile,
     gemv_tile,
     linear_tile,
-    segments_for,
 )
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.tuned_configs import ROW_STEPS, Tiles, file_name, fits
@@ -48,6 +51,8 @@ FEW = (1, 2, 4)
 """Rows of x with a variant of `gemv`."""
 AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128, 256, 2048, 8192)}
 """Rows of x at which a step of rows is measured."""
+ATTENTION_SECONDS = 60.0
+"""Bound of a search for a tile of attention; most of it is compilation, about three seconds per tile."""
 DECODES, PREFILLS = ((1, 1, 8191), (32, 1, 1023), (256, 1, 1023)), ((1, 2048, 0), (1, 8192, 0))
 """Sequences, query tokens of each, keys before them."""
 GEMV = tuple(GemvTile(outputs, warps) for outputs in (4, 8) for warps in (1, 2, 4))
@@ -96,33 +101,33 @@ def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode:
         for batch, queries, before in setting.pick(
             DECODES if decode else PREFILLS, ((2, 1, 9) if decode else (1, 5, 3),)
         ):
-            segments = segments_for(
-                sequences=batch, kv_heads=config.kv_heads, longest=before + queries, processors=place.processors
-            )
             shape = Attention(
-                config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch,
-                split=decode and segments > 1, tile=tile,
-            )  # fmt: skip
+                config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, split=decode, tile=tile
+            )
             launch = shape.prepare(place).launch
             seconds = statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush))
             found[batch * queries] = seconds * 1e6
         return found
 
-    first = attention_tile(config.head_dim, group, 1 if decode else 2048, 1, place.dtype)
-    candidates = [first, *(tile for tile in attention_candidates(first, decode) if tile != first)]
-    return row | best_of(tried_by(setting.pick(candidates, candidates[:1]), times))
+    first = attention_tile(config.head_dim, group, place.dtype, decode=decode)
+    candidates = attention_candidates(first, config.head_dim, decode=decode)
+    return row | best_of(tried_by(setting.pick(candidates, candidates[:1]), times, seconds=ATTENTION_SECONDS))
 
 
-def attention_candidates(first: AttentionTile, decode: bool) -> list[AttentionTile]:
-    """Candidates: decodes need few rows, the least that hold a group. Five stages or more double-buffer K and V."""
-    rows = (first.rows,) if decode else (64, 128)
-    return [
-        AttentionTile(height, keys, warps, stages)
-        for height in rows
-        for keys in (32, 64, 128)
-        for warps in (4, 8)
-        for stages in ((2, 3, 5) if decode else (2, 3))
-    ]
+def attention_candidates(first: AttentionTile, head_dim: int, *, decode: bool) -> list[AttentionTile]:
+    """The rules' tile and others whose K and V fit a GPU's shared memory, those of few stages first.
+
+    Decodes need few rows, the least that hold a group of heads.
+    """
+    rows, keys = ((first.rows,), (32, 64, 128)) if decode else ((64, 128), (64, 128))
+    found = [first]
+    for stages in (3, 2, 4, 5, 6) if decode else (2, 3, 4):
+        for size in itertools.product(rows, keys, (4, 8)):
+            tile = AttentionTile(*size, stages)
+            buffers = (stages - 1) * 2 * tile.keys * head_dim * torch.bfloat16.itemsize
+            if tile not in found and buffers < max(SHARED_KIB.values()) * 1024:
+                found.append(tile)
+    return found
 
 
 def _row(
@@ -185,10 +190,23 @@ def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[
     return found
 
 
-def tried_by(tiles: Iterable[Tile], times: Callable[[Tile], dict[int, float]]) -> list[Row]:
-    """Microseconds by rows of x of each tile; a tile that exceeds the card's resources has the reason instead."""
+def tried_by(
+    tiles: Iterable[Tile],
+    times: Callable[[Tile], dict[int, float]],
+    *,
+    seconds: float = math.inf,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[Row]:
+    """Microseconds by rows of x of each tile; one that exceeds the card's resources or the time has the reason instead.
+
+    After `seconds`, no further tile is tried.
+    """
     rows: list[Row] = []
+    end = clock() + seconds
     for tile in dict.fromkeys(tiles):
+        if rows and clock() >= end:
+            rows.append({"tile": asdict(tile), "why": f"not tried within {seconds:g} s"})
+            continue
         try:
             rows.append({"tile": asdict(tile), "us": {str(m): round(us, 3) for m, us in times(tile).items()}})
         except (OutOfResources, PTXASError) as error:

@@ -126,7 +126,7 @@ class CudaBackend:
         self._sampler = sampler
         self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
         self._scorer = scorer
-        self._stage = Stage(decoder.buffers.inputs, decoder.limits)
+        self._stage = Stage(decoder.buffers.inputs, decoder.limits, decoder.limits.shares(decoder.config.kv_heads))
         self._transfer = Transfer(decoder.pool)
         self._lists = LaunchLists(self._list)
         self.graphs: Graphs | None = None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.collectives import gathered_size
-from octavo_inference.backends.cuda.kernels.launch_configs import segments_for
+from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, most_parts, most_split, shares_for
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
@@ -28,7 +28,7 @@ _CHANGES = 1 << 16
 class StepLimits:
     """Limits of the largest step: query tokens, sequences (and sample rows), positions of a sequence, block size.
 
-    `processors` is the device's number of multiprocessors. It determines how many segments split-KV decoding uses.
+    `processors` is the device's number of multiprocessors. It determines into how many parts attention splits keys.
     `ranks` is the number of GPUs that share the model, `vocab` the size of its vocabulary.
     """
 
@@ -45,10 +45,9 @@ class StepLimits:
         """Blocks of the longest sequence."""
         return -(-self.positions // self.block_size)
 
-    def segments(self, config: ModelConfig, sequences: int) -> int:
-        """Number of segments into which attention splits the keys of this many decoding sequences."""
-        longest = self.columns * self.block_size
-        return segments_for(sequences=sequences, kv_heads=config.kv_heads, longest=longest, processors=self.processors)
+    def shares(self, kv_heads: int) -> int:
+        """Number of equal shares that attention of decodes aims at (`kernels.decode_parts`)."""
+        return shares_for(kv_heads=kv_heads, processors=self.processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,7 @@ class StepBuffers(Generic[T]):
 
     `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
     float32. `fp8_activations` is empty where no product multiplies in fp8. `partial` holds the results of attention's
-    segments, `gathered` the logits of all ranks. `pool_items` and `pool_sums` are those of `pooling.Pooler`.
+    parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums` are those of `pooling.Pooler`.
     """
 
     fp8_activations: T
@@ -176,16 +175,17 @@ class InputPlaces:
     position: int
     logprobs: int
     report_ids: int
+    parts: int
     end: int
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Places of the inputs, padded: one integer of each kind per row, one more for `query_start`, three `bounds`."""
+    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, three `bounds`; parts."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
-    starts = itertools.accumulate([one, more, one, aligned(3), one, one, one, one], initial=0)
-    row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids = starts
-    end = report_ids + limits.rows
-    return InputPlaces(row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, end)
+    starts = itertools.accumulate([one, more, one, aligned(3), one, one, one, one, one], initial=0)
+    row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts = starts
+    end = parts + PART_FIELDS * most_parts(limits.rows, shares=limits.shares(1), longest=limits.positions)
+    return InputPlaces(row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts, end)
 
 
 def changes_size(limits: StepLimits) -> int:
@@ -217,12 +217,7 @@ def _table_size(limits: StepLimits) -> int:
 
 
 def _partial_elements(config: ModelConfig, limits: StepLimits) -> int:
-    split = [(rows, limits.segments(config, rows)) for rows in range(1, limits.rows + 1)]
-    return max(
-        (
-            partial_size(tokens=rows, heads=config.heads, head_dim=config.head_dim, segments=segments)
-            for rows, segments in split
-            if segments > 1
-        ),
-        default=0,
-    )
+    shares = limits.shares(config.kv_heads)
+    if most_parts(limits.rows, shares=shares, longest=limits.positions) == limits.rows:
+        return 0
+    return partial_size(parts=most_split(shares=shares), heads=config.heads, head_dim=config.head_dim)

@@ -12,6 +12,7 @@ from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.decode_parts import most_split
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
@@ -99,12 +100,10 @@ class Decoder:
             kv,
             scales,
         )
-        # The decodes of a mixed step run separately: one query token needs few rows per program, and split-KV.
+        # The decodes of a mixed step run separately: one query token needs few rows per program, and split keys.
         for decodes in (True, False):
             if inputs.kind == ("prompts" if decodes else "decodes"):
                 continue
-            sequences = len(inputs.row) if decodes else 1
-            queries = sequences if decodes else tokens
             attend(
                 q,
                 kv,
@@ -114,25 +113,25 @@ class Decoder:
                 inputs.query_start,
                 inputs.seq_len,
                 attended,
-                bounds=inputs.bounds[:2] if decodes else inputs.bounds[1:],
-                queries=queries,
+                bounds=None if decodes else inputs.bounds[1:],
+                parts=inputs.parts if decodes else None,
+                partial=self._partial(inputs) if decodes else None,
                 scale=config.score_scale,
                 window=config.window(number),
                 softcap=config.attention_softcap,
-                partial=self._partial(sequences) if decodes else None,
                 tile=self.weights.tiles.for_attention(
-                    config.head_dim, config.heads // config.kv_heads, queries, sequences, q.dtype
+                    config.head_dim, config.heads // config.kv_heads, q.dtype, decode=decodes
                 ),
             )
         return self._sum(layer.o(attended.view(tokens, -1), buffers.projected[:tokens]))
 
-    def _partial(self, tokens: int) -> Partial | None:
-        """Buffers for split-KV of decoding sequences; prompts have enough programs without it."""
-        segments = self.limits.segments(self.config, tokens)
-        if segments == 1:
+    def _partial(self, inputs: Inputs) -> Partial | None:
+        """Buffers for split keys of decodes; prompts have enough programs without it."""
+        if len(inputs.parts) == len(inputs.row):
             return None
-        heads, dim = self.config.heads, self.config.head_dim
-        return partial_views(self.buffers.partial, tokens=tokens, heads=heads, head_dim=dim, segments=segments)
+        heads, kv_heads, dim = self.config.heads, self.config.kv_heads, self.config.head_dim
+        parts = most_split(shares=self.limits.shares(kv_heads))
+        return partial_views(self.buffers.partial, parts=parts, heads=heads, head_dim=dim)
 
     def _mlp(self, layer: DeviceLayer, x: Torch) -> Torch:
         buffers, tokens = self.buffers, len(x)

@@ -9,6 +9,7 @@ import numpy as np
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import StepLimits, input_places
+from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, decode_parts, most_parts
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.core.model_input import Int32, RowStep
 
@@ -35,7 +36,8 @@ class Inputs:
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
     `report_ids` [R] of sample rows, as in `core.model_input`. `bounds` [3]: decodes are the sequences from the first
-    up to the second, prompts those from there up to the third. `tokens` is the number of query tokens, `kind` as in
+    up to the second, prompts those from there up to the third. `parts` [P, 3] of the decodes (`kernels.decode_parts`),
+    more than sequences only if keys may be split. `tokens` is the number of query tokens, `kind` as in
     `LaunchSize`. The token ids follow from the row table.
     """
 
@@ -48,6 +50,7 @@ class Inputs:
     position: Torch
     logprobs: Torch
     report_ids: Torch
+    parts: Torch
     tokens: int
     kind: Kind
 
@@ -66,10 +69,12 @@ def size_of(step: RowStep) -> LaunchSize:
 
 
 class Stage:
-    """Sends a step's inputs into `buffer`, int32 on the device."""
+    """Sends a step's inputs into `buffer`, int32 on the device. Keys of decodes are split into about `shares` parts."""
 
-    def __init__(self, buffer: Torch, limits: StepLimits) -> None:
+    def __init__(self, buffer: Torch, limits: StepLimits, shares: int) -> None:
         self._buffer = buffer
+        self._shares = shares
+        self._longest = limits.positions
         self._staging = Staging(buffer.nbytes, buffer.device)
         self._places = input_places(limits)
         self._nobody = limits.rows
@@ -81,12 +86,15 @@ class Stage:
         _put(half[at.row :], step.row, sequences, self._nobody)
         _put(half[at.query_start :], step.query_start, sequences + 1, int(step.query_start[-1]))
         _put(half[at.seq_len :], step.seq_len, sequences, 0)
-        half[at.bounds :][:3] = 0, decodes_of(step), len(step.row)
+        decodes = decodes_of(step)
+        half[at.bounds :][:3] = 0, decodes, len(step.row)
         _put(half[at.query :], sample.query, samples, 0)
         _put(half[at.sample_row :], sample.row, samples, self._nobody)
         _put(half[at.position :], sample.position, samples, 0)
         _put(half[at.logprobs :], sample.logprobs, samples, -1)
         _put(half[at.report_ids :], sample.report_ids, samples, 0)
+        parts = decode_parts(step.seq_len[:decodes], shares=self._shares)
+        _put(half[at.parts :], parts.reshape(-1), PART_FIELDS * self._most_parts(size), 0)
         self._staging.copy(self._buffer)
 
     def inputs(self, size: LaunchSize) -> Inputs:
@@ -102,9 +110,14 @@ class Stage:
             position=buffer[at.position :][:samples],
             logprobs=buffer[at.logprobs :][:samples],
             report_ids=buffer[at.report_ids :][:samples],
+            parts=buffer[at.parts :][: PART_FIELDS * self._most_parts(size)].view(-1, PART_FIELDS),
             tokens=size.tokens,
             kind=size.kind,
         )
+
+    def _most_parts(self, size: LaunchSize) -> int:
+        decodes = 0 if size.kind == "prompts" else size.sequences
+        return most_parts(decodes, shares=self._shares, longest=self._longest)
 
 
 def _put(place: Int32, values: Int32, count: int, filler: int) -> None:

@@ -1,7 +1,7 @@
 """Warm-up steps that launch every kernel variant of a server before it is ready: Triton compiles at the first launch.
 
 The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at 16, 32 and
-64 rows, and the segments of split-KV decoding at powers of two.
+64 rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Paged attention: one kernel for prefill chunks, decodes and trees in one ragged batch."""
+"""Paged attention: one kernel for prefill chunks and decodes in one ragged batch."""
 
 from __future__ import annotations
 
@@ -6,128 +6,131 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, dot_type
-from octavo_inference.backends.cuda.kernels.paged_indexing import bend, find_sequence, key_rows
-from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_segments
+from octavo_inference.backends.cuda.kernels.paged_indexing import bend, block_ids, find_sequence
+from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_parts
 
 
 # Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.
 @triton.jit(
-    do_not_specialize=["num_seqs", "table_stride", "tree_width"],
-    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds", "positions", "top_out", "total_out"],
+    do_not_specialize=["num_seqs", "table_stride"],
+    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds", "parts", "top_out", "total_out"],
 )
 def _attend(
-    q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc_out, top_out,
-    total_out, scale, softcap, num_seqs, table_stride, tree_width,
+    q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, out, acc_out, top_out, total_out,
+    scale, softcap, num_seqs, table_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     LOG2E: tl.constexpr = 1.4426950408889634
-    kv_head = tl.program_id(1)
-    segment = tl.program_id(2)
-    if bounds is None:
+    if parts is None:
+        # A prompt's last query block has the most keys and starts first, so that short programs fill the last wave.
+        place = tl.num_programs(0) - 1 - tl.program_id(0)
+        kv_head = tl.program_id(1)
+        part, count = 0, 1
         base = 0
-        sequences = num_seqs
+        if bounds is not None:
+            base = tl.load(bounds)
+            num_seqs = tl.load(bounds + 1) - base
+            if num_seqs == 0:
+                return
+        before = tl.load(query_start + base)
+        nth_seq = find_sequence(query_start + base, before, num_seqs, place, BLOCK_Q)
+        seq = base + nth_seq
+        start = tl.load(query_start + seq)
+        first = (place - (start - before) // BLOCK_Q - nth_seq) * BLOCK_Q
     else:
-        base = tl.load(bounds)
-        sequences = tl.load(bounds + 1) - base
-        if sequences == 0:
+        kv_head = tl.program_id(0)
+        place = tl.program_id(1)
+        seq = tl.load(parts + place * FIELDS)
+        part = tl.load(parts + place * FIELDS + 1)
+        count = tl.load(parts + place * FIELDS + 2)
+        if count == 0:
             return
-    origin = tl.load(query_start + base)
-    nth_seq = find_sequence(query_start + base, origin, sequences, tl.program_id(0), BLOCK_Q)
-    seq = base + nth_seq
-    start = tl.load(query_start + seq)
-    count = tl.load(query_start + seq + 1) - start
-    first = (tl.program_id(0) - (start - origin) // BLOCK_Q - nth_seq) * BLOCK_Q
-    if first >= count:
+        start = tl.load(query_start + seq)
+        first = 0
+    tokens = tl.load(query_start + seq + 1) - start
+    if first >= tokens:
         return
-    context = tl.load(seq_len + seq) - count  # keys before the step's tokens
+    context = tl.load(seq_len + seq) - tokens  # keys before the step's tokens
 
     # Row m is query token m // GROUP of this program, and head m % GROUP of the group that shares this KV head.
     rows = tl.arange(0, BLOCK_M)
     nth = first + rows // GROUP
-    live = (nth < count) & (rows < BLOCK_Q * GROUP)
+    live = (nth < tokens) & (rows < BLOCK_Q * GROUP)
     head = kv_head * GROUP + rows % GROUP
-    token = (start + nth).to(tl.int64)
     dims = tl.arange(0, D)
     inside = dims < DIM
     row_mask = live[:, None] & inside[None, :]
-    at = (token * HEADS + head)[:, None] * DIM + dims[None, :]
-    query = tl.load(q + at, mask=row_mask, other=0.0).to(DOT)
+    origin = (start + first).to(tl.int64) * HEADS * DIM  # only this may pass 2**31
+    at = ((rows // GROUP) * HEADS + head)[:, None] * DIM + dims[None, :]
+    query = tl.load(q + origin + at, mask=row_mask, other=0.0).to(DOT)
+    position = context + nth
 
-    if tree is None:
-        position = context + nth
-        earliest = context + first
-        high = context + tl.minimum(first + BLOCK_Q, count)
-    else:  # the tree decides which of the step's tokens are visible; `positions` has their order
-        position = tl.load(positions + token, mask=live, other=0) if WINDOW else context + nth
-        earliest = context
-        high = context + count
-    low = tl.maximum(earliest - WINDOW + 1, 0) if WINDOW else 0
-    begin = low // BLOCK_N
-    end = tl.cdiv(high, BLOCK_N)
-    share = tl.cdiv(end - begin, SEGMENTS)
+    high = context + tl.minimum(first + BLOCK_Q, tokens)  # keys that any row sees
+    low = tl.maximum(context + first - WINDOW + 1, 0) if WINDOW else 0
+    lowest = low // BLOCK_N
+    tiles = tl.cdiv(high, BLOCK_N) - lowest
+    begin = lowest + tiles * part // count
+    end = lowest + tiles * (part + 1) // count
+    # All rows see all keys of the tiles from `full` to before `ragged`.
+    full = tl.cdiv(tl.maximum(high - WINDOW, 0), BLOCK_N) if WINDOW else 0
+    ragged = (context + first + 1) // BLOCK_N
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     if sinks is not None:  # a logit without a value, counted once
         top = tl.load(sinks + head).to(tl.float32) * LOG2E
-        total += tl.where(segment == 0, 1.0, 0.0)
+        total += tl.where(part == 0, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
+    exponent = LOG2E if softcap is not None else scale * LOG2E
     table = block_table + tl.load(row + seq).to(tl.int64) * table_stride
-    for tile in range(begin + segment * share, tl.minimum(begin + (segment + 1) * share, end)):
-        keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    lanes = tl.arange(0, BLOCK_N)
+    # The block ids of a tile are loaded one tile ahead. So the addresses of K and V depend on no load of their own
+    # iteration, and the compiler gives both num_stages - 1 buffers. Else it would pipeline the ids instead of them.
+    block = block_ids(table, begin * BLOCK_N + lanes, high, BLOCK_SIZE)
+    for tile in range(begin, end):
+        keys = tile * BLOCK_N + lanes
         stored = keys < high  # later slots are arbitrary, possibly NaN, and must not be read
-        key_row = key_rows(table, keys, stored, kv_head, KV_HEADS, BLOCK_SIZE)
+        key_row = (block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
         value_row = key_row + KV_HEADS * BLOCK_SIZE
-        key = tl.load(
-            kv + key_row[None, :] * DIM + dims[:, None], mask=stored[None, :] & inside[:, None], other=0.0
-        ).to(DOT)
-        score = tl.dot(query, key, input_precision="ieee") * scale
+        block = block_ids(table, keys + BLOCK_N, high, BLOCK_SIZE)
+        mask = stored[:, None] & inside[None, :]
+        key = tl.load(kv + key_row[:, None] * DIM + dims[None, :], mask=mask, other=0.0).to(DOT)
+        score = tl.dot(query, tl.trans(key), input_precision="ieee")
         if scales is not None:
             score *= tl.load(scales + key_row, mask=stored, other=0.0)[None, :]
         if softcap is not None:
-            score = bend(score, softcap)
-
-        if tree is None:
+            score = bend(score * scale, softcap)
+        if (tile < full) | (tile >= ragged):
             seen = keys[None, :] <= position[:, None]
-            key_position = keys
-        else:
-            nth_key = keys - context
-            branch = live[:, None] & stored[None, :] & (nth_key >= 0)[None, :] & (nth_key < tree_width)[None, :]
-            at_tree = token[:, None] * tree_width + nth_key[None, :]
-            seen = stored[None, :] & ((nth_key < 0)[None, :] | (tl.load(tree + at_tree, mask=branch, other=0) != 0))
-            key_position = keys
             if WINDOW:
-                ordered = tl.load(positions + start + nth_key, mask=stored & (nth_key >= 0), other=0)
-                key_position = tl.where(nth_key < 0, keys, ordered)
-        if WINDOW:
-            seen &= position[:, None] - key_position[None, :] < WINDOW
-        score = tl.where(seen, score * LOG2E, float("-inf"))
+                seen &= position[:, None] - keys[None, :] < WINDOW
+            score = tl.where(seen, score, float("-inf"))
 
-        higher = tl.maximum(top, tl.max(score, 1))
+        higher = tl.maximum(top, tl.max(score, 1) * exponent)
         safe = tl.where(higher == float("-inf"), 0.0, higher)  # -inf while all keys of a row are masked
-        weight = tl.exp2(score - safe[:, None])
+        weight = tl.exp2(score * exponent - safe[:, None])
         shrink = tl.exp2(top - safe)
         total = total * shrink + tl.sum(weight, 1)
         top = higher
-        value = tl.load(
-            kv + value_row[:, None] * DIM + dims[None, :], mask=stored[:, None] & inside[None, :], other=0.0
-        ).to(DOT)
+        value = tl.load(kv + value_row[:, None] * DIM + dims[None, :], mask=mask, other=0.0).to(DOT)
         if scales is not None:
             weight *= tl.load(scales + value_row, mask=stored, other=0.0)[None, :]
         acc = tl.dot(weight.to(DOT), value, acc * shrink[:, None], input_precision="ieee")
 
-    if SEGMENTS == 1:
-        mixed = acc / tl.where(total == 0, 1.0, total)[:, None]
-        tl.store(out + at, mixed.to(out.dtype.element_ty), mask=row_mask)
-    else:
-        part = (token * HEADS + head) * SEGMENTS + segment
-        tl.store(top_out + part, top, mask=live)
-        tl.store(total_out + part, total, mask=live)
-        tl.store(acc_out + part[:, None] * DIM + dims[None, :], acc, mask=row_mask & (total != 0)[:, None])
+    if acc_out is not None:  # noqa: SIM102  decided when it compiles
+        if count > 1:
+            slot = place.to(tl.int64) * HEADS + head
+            tl.store(top_out + slot, top, mask=live)
+            tl.store(total_out + slot, total, mask=live)
+            tl.store(acc_out + slot[:, None] * DIM + dims[None, :], acc, mask=row_mask)
+            return
+    mixed = acc * (1.0 / tl.where(total == 0, 1.0, total))[:, None]
+    tl.store(out + origin + at, mixed.to(out.dtype.element_ty), mask=row_mask)
 
 
 def attend(
@@ -141,13 +144,11 @@ def attend(
     out: Torch,
     *,
     bounds: Torch | None = None,
-    queries: int | None = None,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Torch | None = None,
-    tree: Torch | None = None,
-    positions: Torch | None = None,
+    parts: Torch | None = None,
     partial: Partial | None = None,
     tile: AttentionTile | None = None,
 ) -> None:
@@ -158,15 +159,15 @@ def attend(
     [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` for tokens from query_start[B] on
     stay unchanged. Sequences without query tokens are skipped for any seq_len.
 
-    bounds [2] int32: only sequences from the first bound up to the second, both at most B, which have at most `queries`
-    tokens in total. They are read on the device, so that a graph may hold a subset that changes from step to step.
+    bounds [2] int32: only the sequences from the first bound up to the second, both at most B. They are read on the
+    device, so that a graph may hold a subset that changes from step to step.
 
     A token attends to `window` tokens, itself included (None: all before it). A softcap c maps a score x to
-    c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value. tree
-    [T, width] uint8: 1 where the token attends to the j-th query token of its own sequence; all tokens attend to the
-    keys before the step's tokens. With a window, positions [T] int32 give the distances between the tree's tokens.
-    partial: buffers for split-KV results, if keys are split (`segments_for`); they are reduced before this returns.
-    They have room for tokens up to the last one of `bounds`.
+    c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value.
+
+    parts [P, 3] int32 of `decode_parts`: sequences with one query token, split along their keys, instead of `bounds`.
+    Tokens of sequences without a part stay unchanged. partial: buffers for the results of sequences with several parts,
+    which are reduced before this returns; None if each sequence has one.
 
     Sources: PagedAttention (Kwon et al. 2023); FlashAttention-2 (Dao 2023) for the online softmax; one kernel for
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.
@@ -175,17 +176,17 @@ def attend(
     _, _, kv_heads, block_size, _ = kv.shape
     group = heads // kv_heads
     sequences = len(seq_len)
-    tokens = tokens if queries is None else queries
-    tile = tile or attention_tile(dim, group, tokens, sequences, q.dtype, tree=tree is not None)
-    segments = 1 if partial is None else partial.acc.shape[2]
-    grid = (tokens // (tile.rows // group) + sequences, kv_heads, segments)
+    tile = tile or attention_tile(dim, group, q.dtype, decode=parts is not None)
+    # KV heads of a decode run side by side: their keys are neighbours in a block. Those of a prompt follow each other,
+    # because its query blocks share the keys of a head in the L2 cache.
+    grid = (tokens // (tile.rows // group) + sequences, kv_heads) if parts is None else (kv_heads, len(parts))
     acc, top, total = partial or (None, None, None)
     _attend[grid](
-        q, kv, scales, block_table, row, query_start, seq_len, bounds, sinks, tree, positions, out, acc, top, total,
-        scale, softcap, sequences, block_table.stride(0), 0 if tree is None else tree.shape[1],
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0, SEGMENTS=segments,
+        q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, out, acc, top, total,
+        scale, softcap, sequences, block_table.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
-        num_warps=tile.warps, num_stages=tile.stages,
+        FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if partial is not None:
-        reduce_segments(partial, query_start, out, bounds)
+    if parts is not None and partial is not None:
+        reduce_parts(partial, parts, query_start, out)

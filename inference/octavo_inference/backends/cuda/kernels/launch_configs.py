@@ -28,15 +28,13 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(
-    head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype, *, tree: bool = False
-) -> AttentionTile:
-    """The tile for `tokens` query tokens of `sequences` sequences whose heads share keys in groups of `group`.
+def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
+    """The tile for one query token per sequence, or for several, of heads that share keys in groups of `group`.
 
-    Decides by shapes alone. A batch with no more tokens than sequences has one token each and needs few rows. A longer
-    one needs many, as each program reads all keys again. Trees have small tiles, because their mask uses registers.
-    float32 has no tensor cores, so its products use registers too: small tiles avoid spilling. The interpreter's time
-    depends on the number of operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
+    A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1
+    buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. float32 has no tensor
+    cores, so its products use registers too: small tiles avoid spilling. The interpreter's time depends on the number
+    of operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
     """
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
     if triton.knobs.runtime.interpret:
@@ -44,21 +42,9 @@ def attention_tile(
     if dtype == torch.float32:
         return AttentionTile(rows=least, keys=16, warps=8, stages=2)
     keys = 64 if head_dim <= 128 else 32
-    if tokens <= sequences:
-        return AttentionTile(rows=least, keys=keys, warps=4, stages=2)
-    return AttentionTile(rows=max(least, 32 if tree else 64), keys=keys, warps=4 if head_dim <= 128 else 8, stages=2)
-
-
-def segments_for(
-    *, sequences: int, kv_heads: int, longest: int, processors: int, keys_per_segment: int = 256, most: int = 32
-) -> int:
-    """Number of segments per sequence with which a batch of decodes fills the GPU: a power of two.
-
-    `longest` is the most keys a sequence may have (the block table's width in tokens), `processors` the GPU's
-    multiprocessors. A segment has at least `keys_per_segment` keys, as its result is written and read once more.
-    """
-    wanted = min(2 * processors // max(1, sequences * kv_heads), longest // keys_per_segment, most)
-    return 1 << (max(1, wanted).bit_length() - 1)
+    if decode:
+        return AttentionTile(rows=least, keys=keys, warps=4, stages=3)
+    return AttentionTile(rows=max(least, 64), keys=keys, warps=4 if head_dim <= 128 else 8, stages=2)
 
 
 @dataclass(frozen=True, slots=True)

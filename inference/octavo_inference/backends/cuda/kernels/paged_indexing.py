@@ -25,14 +25,9 @@ def find_sequence(query_start, origin, num_seqs, block, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def key_rows(table, keys, stored, kv_head, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr):
-    """Rows of a sequence's keys in the pool, viewed as [num_blocks * 2 * kv_heads * block_size, head_dim].
-
-    The row of a value is KV_HEADS * BLOCK_SIZE after that of its key. `table` points to the sequence's row of the block
-    table. Keys that are not `stored` get some row of block 0.
-    """
-    block = tl.load(table + keys // BLOCK_SIZE, mask=stored, other=0).to(tl.int64)
-    return (block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+def block_ids(table, keys, end, BLOCK_SIZE: tl.constexpr):
+    """Blocks (int64) of a sequence's keys; block 0 for keys from `end` on. `table` is its row of the block table."""
+    return tl.load(table + keys // BLOCK_SIZE, mask=keys < end, other=0).to(tl.int64)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Reduces the results of split-KV attention over a sequence's segments."""
+"""Reduces the results of split-KV attention over a sequence's parts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
+
 
 class Partial(NamedTuple):
-    """Results of segments, float32: `acc` [T, heads, segments, head_dim], `top` and `total` [T, heads, segments].
+    """Results of parts, float32: `acc` [P, heads, head_dim], `top` and `total` [P, heads].
 
     `top` is the largest score times log2(e), `total` the sum of 2 ** (score * log2(e) - top), and `acc` the sum of the
-    values with these weights. `acc` of a segment with no keys (total 0) is arbitrary.
+    values with these weights. `total` of a part with no visible keys is 0.
     """
 
     acc: Torch
@@ -21,58 +23,63 @@ class Partial(NamedTuple):
     total: Torch
 
 
-def partial_size(*, tokens: int, heads: int, head_dim: int, segments: int) -> int:
+def partial_size(*, parts: int, heads: int, head_dim: int) -> int:
     """Number of float32 elements of `partial_views`."""
-    return tokens * heads * segments * (head_dim + 2)
+    return parts * heads * (head_dim + 2)
 
 
-def partial_views(buffer: Torch, *, tokens: int, heads: int, head_dim: int, segments: int) -> Partial:
+def partial_views(buffer: Torch, *, parts: int, heads: int, head_dim: int) -> Partial:
     """A `Partial` of views at the start of a flat float32 buffer of at least `partial_size` elements."""
-    rows = tokens * heads * segments
-    shape = (tokens, heads, segments)
+    rows = parts * heads
     return Partial(
-        acc=buffer[: rows * head_dim].view(*shape, head_dim),
-        top=buffer[rows * head_dim :][:rows].view(shape),
-        total=buffer[rows * (head_dim + 1) :][:rows].view(shape),
+        acc=buffer[: rows * head_dim].view(parts, heads, head_dim),
+        top=buffer[rows * head_dim :][:rows].view(parts, heads),
+        total=buffer[rows * (head_dim + 1) :][:rows].view(parts, heads),
     )
 
 
-@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["top", "total", "query_start", "bounds"])
+@triton.jit(do_not_specialize_on_alignment=["top", "total", "parts", "query_start"])
 def _reduce(
-    acc, top, total, query_start, bounds, out, num_seqs, HEADS: tl.constexpr, DIM: tl.constexpr, SEGMENTS: tl.constexpr,
-    D: tl.constexpr,
+    acc, top, total, parts, query_start, out, HEADS: tl.constexpr, DIM: tl.constexpr, FIELDS: tl.constexpr,
+    TOGETHER: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
-    if bounds is None:
-        first = 0
-        last = num_seqs
-    else:
-        first = tl.load(bounds)
-        last = tl.load(bounds + 1)
-    if (token < tl.load(query_start + first)) | (token >= tl.load(query_start + last)):
+    place = tl.program_id(0)
+    count = tl.load(parts + place * FIELDS + 2)
+    # The program of a sequence's first part reduces all of them.
+    if (count < 2) | (tl.load(parts + place * FIELDS + 1) > 0):
         return
-    row = token.to(tl.int64) * HEADS + tl.program_id(1)
-    parts = row * SEGMENTS + tl.arange(0, SEGMENTS)
-    tops = tl.load(top + parts)
-    totals = tl.load(total + parts)
-    peak = tl.max(tops, 0)
-    weights = tl.where(totals == 0, 0.0, tl.exp2(tops - peak))
+    head = tl.program_id(1)
     dims = tl.arange(0, D)
-    mask = (totals != 0)[:, None] & (dims < DIM)[None, :]
-    accs = tl.load(acc + parts[:, None] * DIM + dims[None, :], mask=mask, other=0.0)
-    whole = tl.sum(totals * weights, 0)
-    mixed = tl.sum(accs * weights[:, None], 0) / tl.where(whole == 0, 1.0, whole)
-    tl.store(out + row * DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < DIM)
+    peak = float("-inf")
+    whole = 0.0
+    mixed = tl.zeros([D], tl.float32)
+    for done in range(0, count, TOGETHER):
+        nth = done + tl.arange(0, TOGETHER)
+        rows = (place + nth) * HEADS + head
+        tops = tl.load(top + rows, mask=nth < count, other=float("-inf"))
+        totals = tl.load(total + rows, mask=nth < count, other=0.0)
+        mask = (nth < count)[:, None] & (dims < DIM)[None, :]
+        accs = tl.load(acc + rows[:, None] * DIM + dims[None, :], mask=mask, other=0.0)
+        higher = tl.maximum(peak, tl.max(tops, 0))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(tops - safe)
+        shrink = tl.exp2(peak - safe)
+        whole = whole * shrink + tl.sum(totals * weights, 0)
+        mixed = mixed * shrink + tl.sum(accs * weights[:, None], 0)
+        peak = higher
+    token = tl.load(query_start + tl.load(parts + place * FIELDS))
+    mixed /= tl.where(whole == 0, 1.0, whole)
+    tl.store(out + (token.to(tl.int64) * HEADS + head) * DIM + dims, mixed.to(out.dtype.element_ty), mask=dims < DIM)
 
 
-def reduce_segments(partial: Partial, query_start: Torch, out: Torch, bounds: Torch | None = None) -> None:
-    """Reduce `partial` into out [T, heads, head_dim], any float type; rows from query_start[-1] on stay unchanged.
+def reduce_parts(partial: Partial, parts: Torch, query_start: Torch, out: Torch) -> None:
+    """Reduce `partial` into out [T, heads, head_dim], any float type, for sequences with several parts.
 
-    query_start [B + 1] int32; bounds as in `attention.attend`.
-    Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
+    parts [P, 3] int32 as of `decode_parts`; only as many as `partial` has room for can belong to such sequences.
+    query_start [B + 1] int32. Source: the second half of split-KV decoding (Flash-Decoding, Dao et al. 2023).
     """
-    tokens, heads, segments, dim = partial.acc.shape
-    _reduce[tokens, heads](
-        *partial, query_start, bounds, out, len(query_start) - 1, HEADS=heads, DIM=dim, SEGMENTS=segments,
+    room, heads, dim = partial.acc.shape
+    _reduce[min(len(parts), room), heads](
+        *partial, parts, query_start, out, HEADS=heads, DIM=dim, FIELDS=PART_FIELDS, TOGETHER=16,
         D=triton.next_power_of_2(dim), num_warps=4,
     )  # fmt: skip

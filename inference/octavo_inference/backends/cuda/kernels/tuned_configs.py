@@ -65,12 +65,10 @@ class Tiles:
         found = self.linear.get((form, n, width, row_step(m))) if dtype == torch.bfloat16 else None
         return found or linear_tile(m, n, width, dtype)
 
-    def for_attention(
-        self, head_dim: int, group: int, tokens: int, sequences: int, dtype: torch.dtype
-    ) -> AttentionTile:
-        """The tile for `tokens` query tokens of `sequences` sequences whose `group` heads share keys."""
-        found = self.attention.get((head_dim, group, tokens <= sequences)) if dtype == torch.bfloat16 else None
-        return found or attention_tile(head_dim, group, tokens, sequences, dtype)
+    def for_attention(self, head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
+        """The tile for sequences of one query token, or of several, whose `group` heads share keys."""
+        found = self.attention.get((head_dim, group, decode)) if dtype == torch.bfloat16 else None
+        return found or attention_tile(head_dim, group, dtype, decode=decode)
 
 
 def power_of_two(m: int) -> int:

@@ -44,7 +44,7 @@ def test_dense(record: Any, m: int, n: int, k: int, kinds: tuple[str, str], with
     assert wide[m:].isnan().all()
     assert wide[:, :2].isnan().all()
     assert wide[:, n + 2 :].isnan().all()
-    record("mm", (m, n, k), "%s to %s" % kinds, float((error / expected.abs().max()).max()))
+    record("mm", (m, n, k), " to ".join(kinds), float((error / expected.abs().max()).max()))
 
 
 @pytest.mark.usefixtures("fake")
@@ -52,11 +52,16 @@ def test_dense(record: Any, m: int, n: int, k: int, kinds: tuple[str, str], with
 def test_a_gpu_returns_logits_in_float32(monkeypatch: pytest.MonkeyPatch, stride: int) -> None:
     x, weights = (torch.empty(rows, 64, dtype=torch.bfloat16, device="cuda") for rows in (5, 48))
     out = torch.empty(5, stride, device="cuda")[:, :48]
-    given: list[Torch] = []
+    given: list[torch.dtype] = []
     multiply = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda *operands, **named: given.extend(operands) or multiply(*operands, **named))
+
+    def watched(x: Torch, weights: Torch, **named: Any) -> Torch:
+        given.extend([x.dtype, weights.dtype])
+        return multiply(x, weights, **named)
+
+    monkeypatch.setattr(torch, "mm", watched)
     dense(x, weights, None, out)
-    assert [operand.dtype for operand in given] == [torch.bfloat16] * 2
+    assert given == [torch.bfloat16] * 2
 
 
 def on_gpu(m: int, n: int, k: int) -> tuple[Torch, Torch, Torch, Torch]:

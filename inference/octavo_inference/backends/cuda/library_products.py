@@ -1,11 +1,12 @@
 """Products by torch's matrix libraries (cuBLAS, CUTLASS): dense weights, and fp8 activations by fp8 weights.
 
-Each has a second way on the CPU, for the interpreter: the same function in float32.
+In Triton's interpreter they are computed in float32: the CPU lacks them.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor as Torch
 
 _STEP = 16  # the library's fp8 products need multiples of this many rows and columns of weights
@@ -23,10 +24,10 @@ def dense(x: Torch, weights: Torch, bias: Torch | None, out: Torch) -> None:
         else:
             torch.addmm(bias, x, weights.t(), out=out)
         return
-    if x.is_cuda:
-        torch.mm(x, weights.t(), out_dtype=out.dtype, out=out)
-    else:
+    if _interpreted(x):
         torch.mm(x.to(out.dtype), weights.to(out.dtype).t(), out=out)
+    else:
+        torch.mm(x, weights.t(), out_dtype=out.dtype, out=out)
     if bias is not None:
         out.add_(bias)
 
@@ -42,12 +43,13 @@ def fp8(x: Torch, x_scales: Torch, weights: Torch, scales: Torch, bias: Torch | 
     x [M, K] and weights [N, K] are uint8, the bits of float8_e4m3fn, contiguous; x_scales [M], scales [N] and bias [N]
     are float32. On a GPU `out` is bfloat16, N and K are those of `scales_rows`, and compute capability 8.9 is needed.
     """
-    if x.is_cuda:
-        # No fast accumulation: tensor cores of 9.0 keep about 14 bits of a sum of float8.
-        torch._scaled_mm(*scaled_operands(x, x_scales, weights, scales), out_dtype=out.dtype, out=out)
-    else:
-        left, right, left_scales, right_scales = scaled_operands(x, x_scales, weights, scales)
+    operands = scaled_operands(x, x_scales, weights, scales)
+    if _interpreted(x):
+        left, right, left_scales, right_scales = operands
         out.copy_(left.float() @ right.float() * left_scales * right_scales)
+    else:
+        # No fast accumulation (the default): tensor cores of 9.0 keep about 14 bits of a sum of float8.
+        torch._scaled_mm(*operands, out_dtype=out.dtype, out=out)  # noqa: SLF001  torch has no public name for it
     if bias is not None:
         # The library adds only a bias of bfloat16.
         out.add_(bias)
@@ -60,3 +62,7 @@ def scaled_operands(x: Torch, x_scales: Torch, weights: Torch, scales: Torch) ->
     """
     kind = torch.float8_e4m3fn
     return x.view(kind), weights.view(kind).t(), x_scales[:, None], scales[None, :]
+
+
+def _interpreted(x: Torch) -> bool:
+    return bool(triton.knobs.runtime.interpret) and x.device.type == "cpu"

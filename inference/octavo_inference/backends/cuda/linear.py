@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor as Torch
@@ -81,11 +82,10 @@ class Linear:
 
     def _in_fp8(self, x: Torch, buffer: Torch, out: Torch) -> None:
         ((part,), (bias,)) = self.parts, self.biases
-        assert part.scales is not None
         # A product of the library does not use the workspace.
         values, scales = buffer[: x.numel()].view(x.shape), self.workspace[: len(x)]
         quantize(x, values, scales)
-        library_products.fp8(values, scales, part.values, part.scales, bias, out)
+        library_products.fp8(values, scales, part.values, cast("Torch", part.scales), bias, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ def _product(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, works
     layout, form = part.layout, part.form
     planes = (part.values, part.scales, part.minimums)
     if len(x) <= tiles.few(form) and suits(x, part.values, form, layout.group):
-        tile = tiles.for_gemv(form, len(x), part.values)
-        gemv(x, *planes, bias, out, form=form, group=layout.group, zero=layout.zero, tile=tile)
+        narrow = tiles.for_gemv(form, len(x), part.values)
+        gemv(x, *planes, bias, out, form=form, group=layout.group, zero=layout.zero, tile=narrow)
     elif form == "dense":
         library_products.dense(x, part.values, bias, out)
     else:

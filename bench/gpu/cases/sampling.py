@@ -13,6 +13,7 @@ from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
 from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.kernels.sample_scratch import SampleScratch, scratch_shapes
 from octavo_inference.core import sampling as rule
 from octavo_inference.core.gather import LogitAdjust
 from octavo_inference.core.logit_rules import logit_rules
@@ -52,7 +53,8 @@ def chosen(kind: str) -> Prepare:
         logits = logits_at(place)
         settings = [KINDS[kind][i % len(KINDS[kind])] for i in range(rows)]
         seeds, positions = [977 * i + 5 for i in range(rows)], [i % 11 for i in range(rows)]
-        tokens, weights = place.empty(rows, dtype=torch.int32), place.empty(rows, vocab, dtype=torch.float32)
+        tokens = place.empty(rows, dtype=torch.int32)
+        scratch = SampleScratch(*(place.empty(*shape, dtype=dtype) for shape, dtype in scratch_shapes(rows, vocab)))
         floats = np.array(settings, np.float32).view(np.int32)
         columns = [(seeds[i], 0, *floats[i, :2], settings[i][2], floats[i, 3]) for i in range(rows)]
         sampling = torch.tensor(np.array(columns[::-1], np.int32), device=place.device)
@@ -61,7 +63,7 @@ def chosen(kind: str) -> Prepare:
 
         def launch() -> None:
             choose(
-                logits, weights, tokens, row=row, position=position, sampling=sampling, history=history,
+                logits, scratch, tokens, row=row, position=position, sampling=sampling, history=history,
             )  # fmt: skip
 
         def pairs() -> list[Pair]:

@@ -7,6 +7,7 @@ where requested. Only `collect` waits for the device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
 from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import HEADER, penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.kernels.sample_scratch import SampleScratch, scratch_shapes
 from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
@@ -75,7 +77,9 @@ class Sampler:
         self._vocab = vocab
         self._gpu = device.type == "cuda"
         self._chosen = empty(max_rows, dtype=torch.int32)
-        self._weights = empty(max_rows, vocab, dtype=torch.float32)
+        self._scratch = SampleScratch(
+            *(empty(*shape, dtype=dtype) for shape, dtype in scratch_shapes(max_rows, vocab))
+        )
         self._counts = empty(_GROUP, vocab, dtype=torch.int32).zero_()
         self._adjustments = empty(_HEADERS + vocab, dtype=torch.int32)
         # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the
@@ -90,7 +94,7 @@ class Sampler:
         """Sample a token for each row of logits [R, vocab] in float32, on the device alone."""
         choose(
             logits,
-            self._weights,
+            self._scratch,
             self._chosen[: len(logits)],
             row=inputs.sample_row,
             position=inputs.position,
@@ -106,7 +110,7 @@ class Sampler:
         """
         changed = logits
         if any(penalty and wanted >= 0 for penalty, wanted in zip(sample.penalties, sample.logprobs, strict=True)):
-            changed = self._weights[: len(logits)]
+            changed = self._scratch.weights[: len(logits), : self._vocab]
             changed.copy_(logits)
         for group in _groups(sample.penalties, len(self._adjustments) - _HEADERS):
             packed = _pack(group, sample.row)
@@ -151,8 +155,9 @@ def report_widths(max_logprobs: int) -> tuple[int, int]:
 
 def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:
     """Device memory of a `Sampler` in bytes."""
-    scratch = (max_rows + _GROUP) * vocab + _HEADERS + vocab
-    return 4 * (scratch + max_rows * (1 + 2 * report_widths(max_logprobs)[1]))
+    scratch = sum(math.prod(shape) * dtype.itemsize for shape, dtype in scratch_shapes(max_rows, vocab))
+    penalties = (_GROUP + 1) * vocab + _HEADERS
+    return scratch + 4 * (penalties + max_rows * (1 + 2 * report_widths(max_logprobs)[1]))
 
 
 _Numbered = list[tuple[int, Penalty]]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.backends.cuda.kernels.sample import choose
-from octavo_inference.backends.cuda.kernels.sample_scratch import SampleScratch, scratch_shapes
+from octavo_inference.backends.cuda.kernels.sampler_scratch import SampleScratch, sample_shapes
 from octavo_inference.backends.cuda.kernels.vocab_reductions import edge, first_past
 from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.core.gather import LogitAdjust, SampleRows
@@ -72,7 +72,7 @@ def both(logits: Float32, rows: list[Row]) -> tuple[StepResult, StepResult]:
 
 def scratch_of(rows: int, vocab: int, **sizes: int) -> SampleScratch[torch.Tensor]:
     """Scratch memory with something in it."""
-    shapes = scratch_shapes(rows, vocab, **sizes)
+    shapes = sample_shapes(rows, vocab, **sizes)
     return SampleScratch(*(torch.randint(0, 9999, shape).to(dtype) for shape, dtype in shapes))
 
 
@@ -335,4 +335,5 @@ def test_no_rows() -> None:
 def test_memory_is_what_was_said() -> None:
     sampler = Chooser(99, 5).sampler
     held = [value for value in vars(sampler).values() if isinstance(value, torch.Tensor)]
-    assert sum(t.nbytes for t in (*held, *sampler._scratch)) == sampler_bytes(vocab=99, max_rows=5, max_logprobs=20)
+    said = sampler_bytes(vocab=99, max_rows=5, max_logprobs=20)
+    assert sum(t.nbytes for t in (*held, *sampler._scratch, *sampler._reports)) == said

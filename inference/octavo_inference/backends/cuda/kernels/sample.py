@@ -30,7 +30,7 @@ from octavo_inference.backends.cuda.kernels.sample_candidates import (
     peaks,
     weigh,
 )
-from octavo_inference.backends.cuda.kernels.sample_scratch import BINS, SampleScratch, tile_of
+from octavo_inference.backends.cuda.kernels.sampler_scratch import BINS, SampleScratch, tile_of
 from octavo_inference.backends.cuda.kernels.vocab_reductions import (
     edge,
     first_past,
@@ -129,7 +129,7 @@ def choose(
 ) -> None:
     """Sample a token for each row of adjusted logits, and write it into the row table.
 
-    logits [R, vocab] float32, may be the first columns of `scratch.weights`; scratch of `scratch_shapes` for R rows or
+    logits [R, vocab] float32, may be the first columns of `scratch.weights`; scratch of `sample_shapes` for R rows or
     more; chosen [R] int32, written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and
     position [R] int32: the destination of the token in history [rows, positions] int32 (of several tokens with one
     destination, one is written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo_inference.backends.cuda.kernels.vocab_reductions import best_of
+from octavo_inference.backends.cuda.kernels.vocab_reductions import best
 
 
 @triton.jit
@@ -18,7 +18,7 @@ def peaks(logits, tops, firsts, logits_stride, vocab, TILE: tl.constexpr):
     number, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
     x = tl.load(logits + number * logits_stride + ids, mask=ids < vocab, other=float("-inf"))
-    peak, token = best_of(x, ids, vocab)
+    peak, token = best(x, ids, vocab)
     tl.store(tops + number * tl.num_programs(1) + tile, peak)
     tl.store(firsts + number * tl.num_programs(1) + tile, token)
 
@@ -28,7 +28,7 @@ def peak_of(tops, firsts, tiles, vocab, TILES: tl.constexpr):
     """The largest logit of all tiles, NaN with any NaN, and the lowest id that has it."""
     numbers = tl.arange(0, TILES)
     x = tl.load(tops + numbers, mask=numbers < tiles, other=float("-inf"))
-    return best_of(x, tl.load(firsts + numbers, mask=numbers < tiles, other=0), vocab)
+    return best(x, tl.load(firsts + numbers, mask=numbers < tiles, other=0), vocab)
 
 
 @triton.jit

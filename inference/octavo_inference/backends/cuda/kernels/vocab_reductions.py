@@ -1,4 +1,4 @@
-"""Reductions over one row of logits or weights, tile by tile: used by the sampler and the log-probabilities.
+"""Reductions over one row of logits or weights: used by the sampler and the log-probabilities.
 
 Weights are those of core/sampling.py: float32 from 0 to 1. Their sums are float64.
 """
@@ -10,29 +10,20 @@ import triton.language as tl
 
 
 @triton.jit
-def best(logits, vocab, TILE: tl.constexpr):
-    """The largest logit and the lowest id that has it. The logit is NaN if any logit is NaN."""
-    lanes = tl.arange(0, TILE)
-    largest = tl.full([TILE], float("-inf"), tl.float32)
-    where = lanes
-    unordered = lanes < 0
-    for start in range(0, vocab, TILE):
-        x = tl.load(logits + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
-        unordered |= x != x  # noqa: PLR0124  (true only for NaN)
-        where = tl.where(x > largest, start + lanes, where)
-        largest = tl.where(x > largest, x, largest)
-    peak = tl.max(largest)
-    token = tl.min(tl.where(largest == peak, where, vocab))
-    return tl.where(tl.max(unordered.to(tl.int32)) > 0, float("nan"), peak), token
-
-
-@triton.jit
-def best_of(logits, ids, vocab):
-    """`best` of values in registers: `ids` are theirs, less than `vocab`."""
+def best(logits, ids, vocab):
+    """The largest of some logits, NaN if any is, and the lowest of the ids that have it; ids are less than `vocab`."""
     unordered = logits != logits  # noqa: PLR0124  (true only for NaN)
     peak = tl.max(tl.where(unordered, float("-inf"), logits))
     token = tl.min(tl.where(logits == peak, ids, vocab))
     return tl.where(tl.max(unordered.to(tl.int32)) > 0, float("nan"), peak), token
+
+
+@triton.jit
+def following(logits, ids, vocab, last, last_id):
+    """The next logit and id after `last` and `last_id`, by logit and then by id; -inf and `vocab` if there is none."""
+    behind = (ids < vocab) & ((logits < last) | ((logits == last) & (ids > last_id)))
+    largest = tl.max(tl.where(behind, logits, float("-inf")))
+    return largest, tl.min(tl.where(behind & (logits == largest), ids, vocab))
 
 
 @triton.jit

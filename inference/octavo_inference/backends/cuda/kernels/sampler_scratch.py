@@ -1,7 +1,8 @@
-"""Scratch memory of the sampler: its sizes, and what each part holds."""
+"""Scratch memory of the sampler and of log-probabilities: its sizes, and what each part holds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Generic, TypeVar
@@ -49,15 +50,35 @@ class SampleScratch(Generic[T]):
 Shape = tuple[tuple[int, ...], torch.dtype]
 
 
+@dataclass(frozen=True, slots=True)
+class ReportScratch(Generic[T]):
+    """Memory for the log-probabilities of R rows of logits in some tiles: the tensors, or their shapes and types.
+
+    - tops [R, tiles] float32: a tile's largest logit;
+    - masses [R, tiles] float64: its sum of exponentials relative to that;
+    - larger [R, tiles] int32: its number of logits larger than the token's;
+    - values [R, tiles, alternatives] float32 and ids [R, tiles, alternatives] int32: its best logits.
+    """
+
+    tops: T
+    masses: T
+    larger: T
+    values: T
+    ids: T
+
+    def __iter__(self) -> Iterator[T]:
+        return (getattr(self, field.name) for field in fields(self))
+
+
 def tile_of(vocab: int) -> int:
     """Ids of one program, a power of two."""
     return min(TILE, int(triton.next_power_of_2(vocab)))
 
 
-def scratch_shapes(
+def sample_shapes(
     rows: int, vocab: int, *, tile: int | None = None, candidates: int = CANDIDATES
 ) -> SampleScratch[Shape]:
-    """Shapes and types for `rows` rows of logits."""
+    """Shapes and types to sample from `rows` rows of logits."""
     tiles = triton.cdiv(vocab, tile or tile_of(vocab))
     return SampleScratch(
         weights=((rows, vocab + candidates), torch.float32),
@@ -69,3 +90,20 @@ def scratch_shapes(
         starts=((rows, tiles + 1), torch.int32),
         cuts=((rows,), torch.float32),
     )
+
+
+def report_shapes(rows: int, vocab: int, alternatives: int, *, tile: int | None = None) -> ReportScratch[Shape]:
+    """Shapes and types to report on tokens of `rows` rows of logits, with at most so many alternatives."""
+    tiles = triton.cdiv(vocab, tile or tile_of(vocab))
+    return ReportScratch(
+        tops=((rows, tiles), torch.float32),
+        masses=((rows, tiles), torch.float64),
+        larger=((rows, tiles), torch.int32),
+        values=((rows, tiles, alternatives), torch.float32),
+        ids=((rows, tiles, alternatives), torch.int32),
+    )
+
+
+def shapes_bytes(shapes: SampleScratch[Shape] | ReportScratch[Shape]) -> int:
+    """Bytes of scratch memory."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)

@@ -89,7 +89,7 @@ def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
     )
     assert tiles.for_attention(128, 4, 3, 3, torch.bfloat16) == flat
     assert tiles.for_attention(128, 4, 4, 3, torch.bfloat16) == attention_tile(128, 4, 4, 3, torch.bfloat16)
-    values = torch.empty((64, 128), dtype=torch.uint8)
+    values = torch.empty((64, 128), dtype=torch.bfloat16)
     assert tiles.for_linear("int8", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.
     assert tiles.for_linear("int8", 9, values, torch.float32) == linear_tile(9, 64, 128, torch.float32)

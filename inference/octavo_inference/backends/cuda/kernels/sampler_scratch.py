@@ -16,7 +16,7 @@ TILE = 2048
 """Ids of one program."""
 BINS = 128
 """Ranges of weights that are counted: four for each power of two below 1. The last also holds all smaller ones."""
-CANDIDATES = 4096
+CANDIDATES = 8192
 """Most candidates of a row that are gathered. A row with more is searched as a whole."""
 
 

@@ -18,6 +18,7 @@ _HEAD = (
     "interpreter. These are all cases of `make test-all`; `make test` runs a part of them.",
     "A shape of attention is heads / key-value heads x head dimension. The type is that of activations or KV pool.",
     "The interpreter truncates bfloat16 and a GPU rounds it, so errors of bfloat16 are about twice those of a GPU.",
+    'Rows "rounded as on a card" are the cases of `bench.gpu check`, with products and results rounded as there.',
     "",
 )
 

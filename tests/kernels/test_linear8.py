@@ -10,9 +10,9 @@ import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.device import Device, multiplies_fp8
-from octavo_inference.backends.cuda.kernels.launch_configs import LINEAR8_ROWS, WORKSPACE
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.quantize import quantize
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear, quantize_rows
+from octavo_inference.backends.cuda.linear import FP8_ROWS, DeviceMatrix, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import Layout, Quantization
 
 
@@ -58,7 +58,7 @@ def test_what_is_no_number_spoils_its_row_alone(bad: float) -> None:
     np.testing.assert_allclose(found[[0, 2]], np.ones((2, 64)), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(LINEAR8_ROWS, 70, 608), (130, 33, 96)])
+@pytest.mark.parametrize(("m", "n", "k"), [(FP8_ROWS, 70, 608), (130, 33, 96)])
 def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: int) -> None:
     random = torch.Generator().manual_seed(m)
     values, scales = quantize_rows(torch.randn(n, k, generator=random) * torch.logspace(-3, 3, n)[:, None])
@@ -84,7 +84,7 @@ def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: 
 
 def test_few_rows_and_other_cards_keep_their_activations() -> None:
     values, scales = quantize_rows(torch.randn(8, 64))
-    matrix, x = DeviceMatrix(Layout("fp8"), 64, values, scales), torch.randn(LINEAR8_ROWS, 64)
+    matrix, x = DeviceMatrix(Layout("fp8"), 64, values, scales), torch.randn(FP8_ROWS, 64)
     eight, workspace = torch.zeros(64 * 128, dtype=torch.uint8), torch.empty(WORKSPACE)
     with_eight, without = Linear((matrix,), (None,), workspace, eight), Linear((matrix,), (None,), workspace)
     assert torch.equal(with_eight(x[:-1]), without(x[:-1]))

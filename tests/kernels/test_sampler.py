@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.backends.cuda.kernels.sample import choose, edge
-from octavo_inference.backends.cuda.kernels.vocab_reductions import first_past
+from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.kernels.sampler_scratch import SampleScratch, sample_shapes
+from octavo_inference.backends.cuda.kernels.vocab_reductions import edge, first_past
 from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.core.gather import LogitAdjust, SampleRows
 from octavo_inference.core.logit_rules import logit_rules
@@ -67,6 +68,12 @@ def both(logits: Float32, rows: list[Row]) -> tuple[StepResult, StepResult]:
     positions = int(given.position.max(initial=0)) + 1
     found = Chooser(logits.shape[1], len(rows), positions).sample(logits, given)
     return found, sample(logits, given)
+
+
+def scratch_of(rows: int, vocab: int, **sizes: int) -> SampleScratch[torch.Tensor]:
+    """Scratch memory with something in it."""
+    shapes = sample_shapes(rows, vocab, **sizes)
+    return SampleScratch(*(torch.randint(0, 9999, shape).to(dtype) for shape, dtype in shapes))
 
 
 def logits_of(kind: str, vocab: int, seed: int) -> Float32:
@@ -137,25 +144,63 @@ def test_edges(record: Callable[..., None]) -> None:
     record("sample: tokens that differ", f"{len(EDGES)} edge cases", torch.float32, 0.0)
 
 
+@pytest.mark.parametrize("candidates", [99, 5])
 @pytest.mark.parametrize("kind", ["normal", "tied"])
-def test_a_vocabulary_of_several_tiles(kind: str, record: Callable[..., None]) -> None:
-    """99 ids in tiles of 32; the last is not full, and ties lie on both sides of each seam."""
+def test_a_vocabulary_of_several_tiles(kind: str, candidates: int, record: Callable[..., None]) -> None:
+    """99 ids in tiles of 32; the last is not full, and ties lie on both sides of each seam.
+
+    With room for five candidates, a row with more is searched as a whole.
+    """
     row = logits_of(kind, 99, 5)
     row[[72, 40]] = row.max() + 1
     limits = [Row(temperature=0), Row(), Row(top_p=0.0), Row(top_k=9, top_p=0.8), Row(top_p=0.9), Row(top_k=2)]
-    rows = sample_rows([replace(limit, seed=i) for i, limit in enumerate(limits)])
+    rows = [replace(limit, seed=i) for i, limit in enumerate(limits)]
     logits = np.tile(row, (len(limits), 1))
-    table = Chooser(99, len(limits), positions=1)
-    table.sample(logits, rows)
-    table = table.rows.table
-    assert table.sampling.shape == (len(limits) + 1, len(SAMPLING))
-    tokens, scratch = torch.empty(len(limits), dtype=torch.int32), torch.empty(logits.shape)
-    row = torch.arange(len(limits), dtype=torch.int32)
-    at = {"row": row, "position": torch.zeros_like(row), "sampling": table.sampling, "history": table.tokens}
-    choose(torch.from_numpy(logits), scratch, tokens, tile=32, **at)
-    assert tokens.tolist() == sample(logits, rows).tokens.tolist()
-    assert table.tokens[:-1, 0].tolist() == tokens.tolist(), "written into the row table, too"
+    assert in_tiles(logits, rows, candidates) == sample(logits, sample_rows(rows)).tokens.tolist()
     record("sample: tokens that differ", f"{logits.shape} in tiles of 32", torch.float32, 0.0)
+
+
+@settings(max_examples=scaled(25))
+@given(
+    cases=st.lists(
+        st.tuples(row_strategy, st.sampled_from(["normal", "tied", "flat", "sparse"])), min_size=1, max_size=3
+    ),
+    candidates=st.sampled_from([1, 20, 300]),
+    seed=st.integers(0, 1000),
+)
+def test_any_row_of_several_tiles_gets_the_rules_token(
+    cases: list[tuple[Row, str]], candidates: int, seed: int
+) -> None:
+    logits = np.stack([logits_of(kind, 300, seed) for _, kind in cases])
+    rows = [row for row, _ in cases]
+    assert in_tiles(logits, rows, candidates) == sample(logits, sample_rows(rows)).tokens.tolist()
+
+
+def test_tiles_without_a_choice() -> None:
+    """A NaN, an infinity or nothing but -inf in any of the tiles, and a maximum in the last."""
+    logits = np.stack([logits_of("normal", 99, seed) for seed in range(5)])
+    logits[0, 40], logits[1, 98], logits[2], logits[3, :97], logits[4, [50, 98]] = np.nan, np.inf, -INF, -INF, 99
+    for row in (Row(temperature=0), Row(top_k=1), Row(top_p=0.0)):
+        with np.errstate(invalid="ignore"):
+            expected = sample(logits, sample_rows([row] * 5)).tokens.tolist()
+        assert expected[:3] == [-1, -1, -2]
+        assert in_tiles(logits, [row] * 5, 20) == expected
+
+
+def in_tiles(logits: Float32, rows: list[Row], candidates: int) -> list[int]:
+    """Tokens, with tiles of 32 ids, and room for so many candidates."""
+    count, vocab = logits.shape
+    given, positions = sample_rows(rows), max(row.position for row in rows) + 1
+    chooser = Chooser(vocab, count, positions)
+    chooser.sample(logits, given)
+    table = chooser.rows.table
+    assert table.sampling.shape == (count + 1, len(SAMPLING))
+    tokens, row = torch.empty(count, dtype=torch.int32), torch.arange(count, dtype=torch.int32)
+    at = {"row": row, "position": torch.from_numpy(given.position), "sampling": table.sampling}
+    scratch = scratch_of(count, vocab, tile=32, candidates=candidates)
+    choose(torch.from_numpy(logits), scratch, tokens, tile=32, history=table.tokens, **at)
+    assert table.tokens[row, given.position].tolist() == tokens.tolist(), "written into the row table, too"
+    return tokens.tolist()
 
 
 @pytest.mark.parametrize(
@@ -288,5 +333,7 @@ def test_no_rows() -> None:
 
 
 def test_memory_is_what_was_said() -> None:
-    held = [value for value in vars(Chooser(99, 5).sampler).values() if isinstance(value, torch.Tensor)]
-    assert sum(t.nbytes for t in held) == sampler_bytes(vocab=99, max_rows=5, max_logprobs=20)
+    sampler = Chooser(99, 5).sampler
+    held = [value for value in vars(sampler).values() if isinstance(value, torch.Tensor)]
+    said = sampler_bytes(vocab=99, max_rows=5, max_logprobs=20)
+    assert sum(t.nbytes for t in (*held, *sampler._scratch, *sampler._reports)) == said

@@ -42,7 +42,7 @@ def gemv_row(rows: int, us: float, else_us: float) -> dict[str, Any]:
 
 
 def linear_row(tile: LinearTile, rows: int = 16) -> dict[str, Any]:
-    shape = {"form": "dense", "n": 64, "width": 128, "rows": rows, "kernel": "linear", "verdict": "ok"}
+    shape = {"form": "int8", "n": 64, "width": 128, "rows": rows, "kernel": "linear", "verdict": "ok"}
     return shape | {"tile": asdict(tile), "us": {str(rows): 1.0}}
 
 
@@ -105,17 +105,17 @@ def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
         "NVIDIA Example 1",
         {"int4": 2},
         {("int4", 4096, 2048, rows): FAST for rows in (1, 2, 4)},
-        {("dense", 64, 128, 16): tile},
+        {("int8", 64, 128, 16): tile},
         {(128, 4, True): flat},
     )
     assert tiles.for_attention(128, 4, torch.bfloat16, decode=True) == flat
     of_rules = attention_tile(128, 4, torch.bfloat16, decode=False)
     assert tiles.for_attention(128, 4, torch.bfloat16, decode=False) == of_rules
     values = torch.empty((64, 128), dtype=torch.bfloat16)
-    assert tiles.for_linear("dense", 9, values, torch.bfloat16) == tile
+    assert tiles.for_linear("int8", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.
-    assert tiles.for_linear("dense", 9, values, torch.float32) == linear_tile(9, 64, 128, torch.float32)
-    assert tiles.for_linear("dense", 17, values, torch.bfloat16) == linear_tile(17, 64, 128, torch.bfloat16)
+    assert tiles.for_linear("int8", 9, values, torch.float32) == linear_tile(9, 64, 128, torch.float32)
+    assert tiles.for_linear("int8", 17, values, torch.bfloat16) == linear_tile(17, 64, 128, torch.bfloat16)
     assert find_tiles("NVIDIA Example", tmp_path / "tables") == Tiles()
 
 
@@ -123,9 +123,10 @@ def test_a_layer_multiplies_by_the_tiles_of_its_card(monkeypatch: pytest.MonkeyP
     used: list[object] = []
     for name in ("gemv", "linear"):
         monkeypatch.setattr(layers, name, lambda *_, tile, **__: used.append(tile))
-    matrix = DeviceMatrix(Layout("bf16"), 64, torch.zeros((32, 64), dtype=torch.bfloat16))
+    scales = torch.ones((32, 2), dtype=torch.float16)
+    matrix = DeviceMatrix(Layout("int8", 32), 64, torch.zeros((32, 64), dtype=torch.uint8), scales)
     large = LinearTile(16, 32, 128, 1, 4, 3)
-    tiles = Tiles("a card", {"dense": 1}, {("dense", 32, 64, 1): FAST}, {("dense", 32, 64, 16): large})
+    tiles = Tiles("a card", {"int8": 1}, {("int8", 32, 64, 1): FAST}, {("int8", 32, 64, 16): large})
     layer = Linear((matrix,), (None,), torch.empty(WORKSPACE), tiles=tiles)
     for rows in (1, 2):
         layer(torch.zeros((rows, 64), dtype=torch.bfloat16), torch.empty(rows, 32))

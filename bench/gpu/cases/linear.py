@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
+from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows
@@ -95,9 +96,9 @@ class Product:
 
     @property
     def kernel(self) -> str:
-        """The kernel that the layers choose."""
+        """The kernel that the layers choose; dense products of more rows use the library."""
         form = "dense" if self.layout == "dense" else LAYOUTS[self.layout].form
-        return "gemv" if self.m <= gemv_rows(cast("Stored", form)) else "linear"
+        return "gemv" if self.m <= gemv_rows(cast("Stored", form)) else "mm" if form == "dense" else "linear"
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
@@ -118,6 +119,8 @@ class Product:
         def launch() -> None:
             if few:
                 gemv(*given, **kind)
+            elif matrix.form == "dense":
+                library_products.dense(x, matrix.values, bias, out)
             else:
                 linear(*given, workspace, **kind)
 
@@ -133,7 +136,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Product8:
-    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8; x is quantized first."""
+    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8, by the library."""
 
     m: int
     n: int
@@ -144,26 +147,43 @@ class Product8:
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
-        m, n, k = place.pick(self.m, 19), place.pick(self.n, 77), place.pick(self.k, 224)
+        m, n, k = place.pick(self.m, 19), place.pick(self.n, 80), place.pick(self.k, 224)
         matrix = planes(place, Layout("fp8"), n, k)
-        x, out = place.randn(m, k), place.empty(m, n)
-        eight, scales = place.empty(m, k, dtype=torch.uint8), place.empty(m, dtype=torch.float32)
-        workspace = place.empty(WORKSPACE, dtype=torch.float32)
-
-        def launch() -> None:
-            quantize(x, eight, scales)
-            linear(eight, matrix.values, matrix.scales, None, None, out, workspace, form="fp8", x_scales=scales)
+        x, scales = planes_of_rows(place, m, k)
+        out = place.empty(m, n)
+        given = (x, scales, matrix.values, cast("Tensor", matrix.scales))
 
         def pairs() -> list[Pair]:
-            wide = x.float()
-            expected_scales = wide.abs().amax(dim=1) / 448
-            rounded = (wide / expected_scales[:, None]).to(torch.float8_e4m3fn).float()
-            found = eight.view(torch.float8_e4m3fn).float()
-            # A GPU divides to within one unit in the last place: a value between two codes may round to the other one.
-            codes = torch.where(near(found, rounded), found, rounded)
-            return [(out, found * scales[:, None] @ matrix.weights.T), (found, codes)]
+            return [(out, x.view(torch.float8_e4m3fn).float() * scales[:, None] @ matrix.weights.T)]
 
-        return Trial(launch, pairs, rounding(place.dtype, 1), size_of(x, eight, out, matrix.values))
+        return Trial(
+            lambda: library_products.fp8(*given, None, out),
+            pairs,
+            rounding(place.dtype, 1),
+            size_of(x, out, matrix.values),
+        )
+
+
+def planes_of_rows(place: Place, m: int, k: int) -> tuple[Tensor, Tensor]:
+    """Random activations [m, k] as bits of float8_e4m3fn, and their scales [m]."""
+    x = (place.randn(m, k, dtype=torch.float32) * 100).to(torch.float8_e4m3fn)
+    return x.view(torch.uint8), (0.5 + torch.rand(m, device=place.device)) / 100
+
+
+def quantized(place: Place, m: int, k: int) -> Trial:
+    """Rows of activations to fp8."""
+    m, k = place.pick(m, 19), place.pick(k, 224)
+    x, eight, scales = place.randn(m, k), place.empty(m, k, dtype=torch.uint8), place.empty(m, dtype=torch.float32)
+
+    def pairs() -> list[Pair]:
+        wide = x.float()
+        expected_scales = wide.abs().amax(dim=1) / 448
+        rounded = (wide / expected_scales[:, None]).to(torch.float8_e4m3fn).float()
+        found = eight.view(torch.float8_e4m3fn).float()
+        # A GPU divides to within one unit in the last place: a value between two codes may round to the other one.
+        return [(scales, expected_scales), (found, torch.where(near(found, rounded), found, rounded))]
+
+    return Trial(lambda: quantize(x, eight, scales), pairs, 1e-6, size_of(x, eight))
 
 
 def near(found: Tensor, expected: Tensor) -> Tensor:
@@ -229,7 +249,14 @@ QUICK = {
 }
 PRODUCTS8 = [Product8(m, *SIZES[name]) for name in ("gate_up", "down") for m in (128, 512)]
 CASES = [
-    *(Case("linear8", str(shape), shape.prepare, float8=True, quick=shape == PRODUCTS8[0]) for shape in PRODUCTS8),
-    *(Case(shape.kernel, str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in PRODUCTS),
+    *(
+        Case("scaled_mm", str(shape), shape.prepare, float8=True, library=True, quick=shape == PRODUCTS8[0])
+        for shape in PRODUCTS8
+    ),
+    Case("quantize", "512x14336", lambda place: quantized(place, 512, 14336), quick=True),
+    *(
+        Case(shape.kernel, str(shape), shape.prepare, library=shape.kernel == "mm", quick=str(shape) in QUICK)
+        for shape in PRODUCTS
+    ),
     *(Case("embed", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in LOOKUPS),
 ]

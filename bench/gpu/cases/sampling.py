@@ -13,10 +13,16 @@ from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
 from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.kernels.sampler_scratch import (
+    ReportScratch,
+    SampleScratch,
+    report_shapes,
+    sample_shapes,
+)
 from octavo_inference.core import sampling as rule
 from octavo_inference.core.gather import LogitAdjust
 from octavo_inference.core.logit_rules import logit_rules
-from octavo_inference.core.request import SamplingParams
+from octavo_inference.core.request import MAX_LOGPROBS, SamplingParams
 
 VOCAB = 128_256
 ROWS = 32
@@ -52,7 +58,8 @@ def chosen(kind: str) -> Prepare:
         logits = logits_at(place)
         settings = [KINDS[kind][i % len(KINDS[kind])] for i in range(rows)]
         seeds, positions = [977 * i + 5 for i in range(rows)], [i % 11 for i in range(rows)]
-        tokens, weights = place.empty(rows, dtype=torch.int32), place.empty(rows, vocab, dtype=torch.float32)
+        tokens = place.empty(rows, dtype=torch.int32)
+        scratch = SampleScratch(*(place.empty(*shape, dtype=dtype) for shape, dtype in sample_shapes(rows, vocab)))
         floats = np.array(settings, np.float32).view(np.int32)
         columns = [(seeds[i], 0, *floats[i, :2], settings[i][2], floats[i, 3]) for i in range(rows)]
         sampling = torch.tensor(np.array(columns[::-1], np.int32), device=place.device)
@@ -61,7 +68,7 @@ def chosen(kind: str) -> Prepare:
 
         def launch() -> None:
             choose(
-                logits, weights, tokens, row=row, position=position, sampling=sampling, history=history,
+                logits, scratch, tokens, row=row, position=position, sampling=sampling, history=history,
             )  # fmt: skip
 
         def pairs() -> list[Pair]:
@@ -88,6 +95,8 @@ def reported(count: int, *, by_name: bool = False) -> Prepare:
         named = NamedIds(place.ints([1] * (rows - 1)), place.ints(range(rows - 1)), rules) if by_name else None
         integers = place.empty(rows - 1, 1 + count, dtype=torch.int32)
         floats = place.empty(rows - 1, 1 + count, dtype=torch.float32)
+        shapes = report_shapes(rows - 1, vocab, MAX_LOGPROBS)
+        scratch = ReportScratch(*(place.empty(*shape, dtype=dtype) for shape, dtype in shapes))
 
         def pairs() -> list[Pair]:
             found = [
@@ -99,7 +108,7 @@ def reported(count: int, *, by_name: bool = False) -> Prepare:
             return [(integers, torch.stack(ints)), (floats, torch.stack(values))]
 
         return Trial(
-            lambda: log_probabilities(logits, tokens, wanted, integers, floats, named=named),
+            lambda: log_probabilities(logits, tokens, wanted, integers, floats, scratch, named=named),
             pairs,
             1e-5,
             size_of(logits),

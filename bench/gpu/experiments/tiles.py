@@ -79,8 +79,8 @@ def _items(setting: Setting) -> Iterator[Item]:
             for model in setting.models:
                 for name in setting.pick(tuple(products(MODELS[model])), ("o", "head")):
                     for stored in setting.pick(FORMS, ("int4 q4_0",)):
-                        # Dense products of more rows use the library, except for logits.
-                        if few or stored != "dense" or name == "head":
+                        # Dense products of more rows use the library.
+                        if few or stored != "dense":
                             run = partial(_row, setting, place, flush, model, name, stored, rows, few)
                             yield Item(f"{'gemv' if few else 'linear'} {model} {name} {stored} {rows}", run)
 

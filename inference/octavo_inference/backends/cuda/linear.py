@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels import embedding as table_kernel
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
-from octavo_inference.backends.cuda.kernels.launch_configs import LINEAR8_ROWS
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
@@ -18,6 +19,8 @@ from octavo_inference.backends.cuda.packing import Form, Layout
 
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
+FP8_ROWS = 65
+"""Fewest rows of x that are quantized to fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
 RULES = Tiles()
 """Launch configurations without measurements: the rules alone."""
 
@@ -49,8 +52,8 @@ class Linear:
 
     `biases` are those of the parts: in the weights' type with dense ones, else float32. All layers of a model share
     `workspace`, because they run one after the other. They also share `fp8_activations` (uint8, elements of the largest
-    x), where the GPU multiplies float8 and the weights are float8. x is then quantized to float8, too, from
-    `LINEAR8_ROWS` rows on.
+    x), where the GPU multiplies float8, the weights are one part of float8, and the library supports their shape. x is
+    then quantized to float8, too, from `FP8_ROWS` rows on.
     """
 
     parts: tuple[DeviceMatrix, ...]
@@ -68,16 +71,21 @@ class Linear:
         """[M, K] to [M, rows] in the type of `out`, or of x without `out`. Rows of `out` may have any stride."""
         if out is None:
             out = torch.empty((len(x), self.rows), dtype=x.dtype, device=x.device)
-        scales = None
-        if self.fp8_activations is not None and len(x) >= LINEAR8_ROWS:
-            # The sum has one part here, so the workspace is free.
-            wide, x, scales = x, self.fp8_activations[: x.numel()].view(x.shape), self.workspace[: len(x)]
-            quantize(wide, x, scales)
+        if self.fp8_activations is not None and len(x) >= FP8_ROWS:
+            self._in_fp8(x, self.fp8_activations, out)
+            return out
         start = 0
         for part, bias in zip(self.parts, self.biases, strict=True):
-            _product(x, scales, part, bias, out[:, start : start + part.rows], self.workspace, self.tiles)
+            _product(x, part, bias, out[:, start : start + part.rows], self.workspace, self.tiles)
             start += part.rows
         return out
+
+    def _in_fp8(self, x: Torch, buffer: Torch, out: Torch) -> None:
+        ((part,), (bias,)) = self.parts, self.biases
+        # A product of the library does not use the workspace.
+        values, scales = buffer[: x.numel()].view(x.shape), self.workspace[: len(x)]
+        quantize(x, values, scales)
+        library_products.fp8(values, scales, part.values, cast("Torch", part.scales), bias, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,24 +122,14 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
     return (wide / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
-def _product(
-    x: Torch, x_scales: Torch | None, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles
-) -> None:
-    layout = part.layout
+def _product(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles) -> None:
+    layout, form = part.layout, part.form
     planes = (part.values, part.scales, part.minimums)
-    if len(x) <= tiles.few(part.form) and suits(x, part.values, part.form, layout.group):
-        tile = tiles.for_gemv(part.form, len(x), part.values)
-        gemv(x, *planes, bias, out, form=part.form, group=layout.group, zero=layout.zero, tile=tile)
-    elif part.form == "dense" and x.dtype == out.dtype == part.values.dtype:
-        weights = part.values.t()
-        if bias is None:
-            torch.mm(x, weights, out=out)
-        else:
-            torch.addmm(bias, x, weights, out=out)
+    if len(x) <= tiles.few(form) and suits(x, part.values, form, layout.group):
+        narrow = tiles.for_gemv(form, len(x), part.values)
+        gemv(x, *planes, bias, out, form=form, group=layout.group, zero=layout.zero, tile=narrow)
+    elif form == "dense":
+        library_products.dense(x, part.values, bias, out)
     else:
-        # Dense weights take this path for outputs of another type: logits are float32, and libraries do not return
-        # float32 everywhere.
-        linear(
-            x, *planes, bias, out, workspace, form=part.form, group=layout.group, zero=layout.zero, x_scales=x_scales,
-            tile=None if x_scales is not None else tiles.for_linear(part.form, len(x), part.values, x.dtype),
-        )  # fmt: skip
+        tile = tiles.for_linear(form, len(x), part.values, x.dtype)
+        linear(x, *planes, bias, out, workspace, form=form, group=layout.group, zero=layout.zero, tile=tile)

@@ -20,6 +20,13 @@ from octavo_inference.backends.cuda.kernels.bitmask import apply_bitmask
 from octavo_inference.backends.cuda.kernels.logprobs import NamedIds, log_probabilities
 from octavo_inference.backends.cuda.kernels.penalties import HEADER, penalize
 from octavo_inference.backends.cuda.kernels.sample import choose
+from octavo_inference.backends.cuda.kernels.sampler_scratch import (
+    ReportScratch,
+    SampleScratch,
+    report_shapes,
+    sample_shapes,
+    shapes_bytes,
+)
 from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.core.model_input import Float32, Int32, Penalty, RowSamples, StepResult
@@ -75,7 +82,10 @@ class Sampler:
         self._vocab = vocab
         self._gpu = device.type == "cuda"
         self._chosen = empty(max_rows, dtype=torch.int32)
-        self._weights = empty(max_rows, vocab, dtype=torch.float32)
+        self._scratch = SampleScratch(*(empty(*shape, dtype=dtype) for shape, dtype in sample_shapes(max_rows, vocab)))
+        self._reports = ReportScratch(
+            *(empty(*shape, dtype=dtype) for shape, dtype in report_shapes(max_rows, vocab, max_logprobs))
+        )
         self._counts = empty(_GROUP, vocab, dtype=torch.int32).zero_()
         self._adjustments = empty(_HEADERS + vocab, dtype=torch.int32)
         # The report of a row: rank and log-probability of its token, then ids and log-probabilities of the
@@ -90,7 +100,7 @@ class Sampler:
         """Sample a token for each row of logits [R, vocab] in float32, on the device alone."""
         choose(
             logits,
-            self._weights,
+            self._scratch,
             self._chosen[: len(logits)],
             row=inputs.sample_row,
             position=inputs.position,
@@ -106,7 +116,7 @@ class Sampler:
         """
         changed = logits
         if any(penalty and wanted >= 0 for penalty, wanted in zip(sample.penalties, sample.logprobs, strict=True)):
-            changed = self._weights[: len(logits)]
+            changed = self._scratch.weights[: len(logits), : self._vocab]
             changed.copy_(logits)
         for group in _groups(sample.penalties, len(self._adjustments) - _HEADERS):
             packed = _pack(group, sample.row)
@@ -131,7 +141,9 @@ class Sampler:
                 named = NamedIds(inputs.report_ids[:count], inputs.sample_row[:count], self._table.rules)
                 width = len(self._integers) // len(self._chosen)
             integers, floats = (part[: count * width].view(count, width) for part in (self._integers, self._floats))
-            log_probabilities(logits[:count], tokens, inputs.logprobs[:count], integers, floats, named=named)
+            log_probabilities(
+                logits[:count], tokens, inputs.logprobs[:count], integers, floats, self._reports, named=named
+            )
             report = integers_home.receive(integers), floats_home.receive(floats)
         done = None
         host = tokens_home.receive(tokens)
@@ -151,8 +163,9 @@ def report_widths(max_logprobs: int) -> tuple[int, int]:
 
 def sampler_bytes(*, vocab: int, max_rows: int, max_logprobs: int) -> int:
     """Device memory of a `Sampler` in bytes."""
-    scratch = (max_rows + _GROUP) * vocab + _HEADERS + vocab
-    return 4 * (scratch + max_rows * (1 + 2 * report_widths(max_logprobs)[1]))
+    scratch = shapes_bytes(sample_shapes(max_rows, vocab)) + shapes_bytes(report_shapes(max_rows, vocab, max_logprobs))
+    penalties = (_GROUP + 1) * vocab + _HEADERS
+    return scratch + 4 * (penalties + max_rows * (1 + 2 * report_widths(max_logprobs)[1]))
 
 
 _Numbered = list[tuple[int, Penalty]]

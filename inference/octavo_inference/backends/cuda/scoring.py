@@ -15,6 +15,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.buffers import StepLimits, aligned
 from octavo_inference.backends.cuda.decoder import Decoder
 from octavo_inference.backends.cuda.kernels.logprobs import log_probabilities
+from octavo_inference.backends.cuda.kernels.sampler_scratch import ReportScratch, report_shapes, shapes_bytes
 from octavo_inference.backends.cuda.staging import Ring
 from octavo_inference.core.model_input import PromptScores, ScoredTokens
 
@@ -65,6 +66,12 @@ class PromptScorer:
         self._wanted = torch.zeros(limits.rows, dtype=torch.int32, device=device)
         self._integers = torch.zeros((limits.tokens, width), dtype=torch.int32, device=device)
         self._floats = torch.zeros((limits.tokens, width), dtype=torch.float32, device=device)
+        self._scratch = ReportScratch(
+            *(
+                torch.empty(shape, dtype=dtype, device=device)
+                for shape, dtype in report_shapes(limits.rows, limits.vocab, max_logprobs)
+            )
+        )
         self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._integers, self._floats)]
 
     def send(self, wanted: Sequence[PromptScores]) -> Scored:
@@ -82,6 +89,7 @@ class PromptScorer:
                     self._wanted[:count],
                     self._integers[at : at + count],
                     self._floats[at : at + count],
+                    self._scratch,
                 )
                 at += count
         integers_home, floats_home = self._rings
@@ -95,4 +103,5 @@ class PromptScorer:
 
 def scorer_bytes(limits: StepLimits, *, max_logprobs: int) -> int:
     """Device memory of a `PromptScorer` in bytes."""
-    return 4 * (2 * limits.rows + 2 * limits.tokens * aligned(1 + max_logprobs))
+    scratch = shapes_bytes(report_shapes(limits.rows, limits.vocab, max_logprobs))
+    return scratch + 4 * (2 * limits.rows + 2 * limits.tokens * aligned(1 + max_logprobs))

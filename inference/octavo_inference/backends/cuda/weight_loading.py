@@ -14,6 +14,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.library_products import scales_rows
 from octavo_inference.backends.cuda.linear import RULES, DeviceMatrix, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import (
     Dense,
@@ -161,7 +162,7 @@ def upload(
                 tuple(map(sender.matrix, parts)),
                 tuple(map(sender.bias, parts)),
                 workspace,
-                fp8_activations if all(part.layout.form == "fp8" for part in parts) else None,
+                fp8_activations if _multiplies_in_fp8(parts) else None,
                 tiles,
             )
             for name, parts in matrices.items()
@@ -232,6 +233,11 @@ def _parts(
         _Part(layout, *zip(*group, strict=True))
         for layout, group in groupby(pairs, lambda pair: layout_of(pair[0], dense, quantization))
     )
+
+
+def _multiplies_in_fp8(parts: Sequence[_Part]) -> bool:
+    """Return True for a single matrix of fp8 that the library multiplies by fp8."""
+    return [part.layout.form for part in parts] == ["fp8"] and scales_rows(parts[0].rows, parts[0].cols)
 
 
 class _Sender:

@@ -74,17 +74,6 @@ def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
     return LinearTile(rows, outputs, step, max(1, parts), warps, stages)
 
 
-LINEAR8_ROWS = 65
-"""Fewest rows of x that are multiplied in fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
-
-
-def linear8_tile() -> LinearTile:
-    """The tile of products of 8 bits by 8: never split-K, as there are at least `LINEAR8_ROWS` rows."""
-    if triton.knobs.runtime.interpret:
-        return LinearTile(rows=128, outputs=64, step=128, split=1, warps=4, stages=1)
-    return LinearTile(rows=128, outputs=128, step=128, split=1, warps=8, stages=3)
-
-
 @dataclass(frozen=True, slots=True)
 class GemvTile:
     """Rows of weights of one program, and its warps, each of which reads 512 bytes of a row at a time."""
@@ -114,12 +103,10 @@ def gemv_tile(m: int, n: int, width: int) -> GemvTile:
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """The type of a product's operands for activations of `dtype`; uint8 stands for float8_e4m3fn.
+    """The type of a product's operands for activations of `dtype`.
 
     The interpreter's numpy has no bfloat16.
     """
     if dtype == torch.float32 or triton.knobs.runtime.interpret:
         return tl.float32
-    if dtype == torch.uint8:
-        return tl.float8e4nv
     return tl.bfloat16 if dtype == torch.bfloat16 else tl.float16

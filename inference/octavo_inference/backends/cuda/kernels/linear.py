@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, spread
-from octavo_inference.backends.cuda.kernels.launch_configs import LinearTile, dot_type, linear8_tile, linear_tile
+from octavo_inference.backends.cuda.kernels.launch_configs import LinearTile, dot_type, linear_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 _REDUCED = 1024
@@ -25,7 +25,7 @@ def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT:
 
 
 @triton.jit(do_not_specialize=["m"])
-def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
+def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
             FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
             DOT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
             STEP: tl.constexpr):  # fmt: skip
@@ -64,26 +64,14 @@ def _linear(x, x_scales, w, scales, minimums, bias, y, partial, m, n, k, width, 
             acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, 0.0625, DOT)
         elif FORM == "int8":
             acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)
-        elif x_scales is not None:
-            rows = tl.load(x + at, mask=present & (at < width), other=0)
-            if tl.float32 == DOT:
-                rows, weights = e4m3(rows), e4m3(raw)
-            else:
-                rows, weights = rows.to(DOT, bitcast=True), raw.to(DOT, bitcast=True)
-            # Tensor cores of 9.0 keep about 14 bits of a sum of float8: sums of STEP columns are added up in float32.
-            acc = tl.dot(rows, tl.trans(weights), acc, input_precision="ieee", max_num_imprecise_acc=STEP)
-        elif FORM == "fp8":
-            acc = _add_product(acc, x, at, present, k, e4m3(raw), scale, minimum, 1.0, DOT)
         else:
-            acc = _add_product(acc, x, at, present, k, raw, scale, minimum, 1.0, DOT)
+            acc = _add_product(acc, x, at, present, k, e4m3(raw), scale, minimum, 1.0, DOT)
     mask = present & (out < n)[None, :]
     if SPLIT > 1:
         tl.store(partial + (part * m + row[:, None]) * n + out[None, :], acc, mask=mask)
     else:
         if FORM == "fp8":
             acc *= tl.load(scales + out, mask=out < n, other=0.0)[None, :]
-        if x_scales is not None:
-            acc *= tl.load(x_scales + row, mask=row < m, other=0.0)[:, None]
         if BIAS:
             acc += tl.load(bias + out, mask=out < n, other=0.0)[None, :]
         tl.store(y + row[:, None] * y_stride + out[None, :], acc.to(y.dtype.element_ty), mask=mask)
@@ -116,7 +104,6 @@ def linear(
     form: Stored,
     group: int = 0,
     zero: int = 0,
-    x_scales: Torch | None = None,
     tile: LinearTile | None = None,
 ) -> None:
     """Write x @ weights.T + bias to `out`, for weights of rows [N, K] in the layouts of `backends.cuda.packing`.
@@ -124,7 +111,6 @@ def linear(
     x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any stride; bias [N] float32.
     `values` by form:
 
-    - dense: [N, K] in a float type;
     - int4: uint8 [N, K / 2], low nibbles of a group before its high ones;
     - int8: uint8 [N, K];
     - fp8: uint8 [N, K], the bits of float8_e4m3fn, with `scales` [N] float32.
@@ -132,17 +118,14 @@ def linear(
     int4 and int8: weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. Weights
     are rounded to the type of x and multiplied in it; sums are float32. `workspace`: `launch_configs.WORKSPACE` floats
     for split-K partial sums. A second launch adds them in order: results depend on the shapes alone.
-
-    With x_scales [M] float32, x is uint8, the bits of float8_e4m3fn (`quantize`), the weights are fp8, and there is no
-    split-K; on a GPU that requires compute capability 8.9.
     """
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:
         return
-    tile = tile or (linear_tile(m, n, width, x.dtype) if x_scales is None else linear8_tile())
+    tile = tile or linear_tile(m, n, width, x.dtype)
     grid = (triton.cdiv(m, tile.rows), triton.cdiv(n, tile.outputs), tile.split)
     _linear[grid](
-        x, x_scales, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,
+        x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,
         x.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
         BIAS=bias is not None, DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs,
         STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,

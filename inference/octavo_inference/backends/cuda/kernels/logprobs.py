@@ -1,4 +1,7 @@
-"""Log-probabilities of sampled tokens and of the top alternatives: step 2 of the rule in core/sampling.py."""
+"""Log-probabilities of sampled tokens and of the top alternatives: step 2 of the rule in core/sampling.py.
+
+One launch reads each tile of the vocabulary in a program of its own, and a second one joins the tiles of a row.
+"""
 
 from __future__ import annotations
 
@@ -8,73 +11,92 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.kernels.vocab_reductions import best
-
-_TILE = 8192
+from octavo_inference.backends.cuda.kernels.sampler_scratch import ReportScratch, tile_of
+from octavo_inference.backends.cuda.kernels.vocab_reductions import best, following
 
 
 @triton.jit
-def _log_probabilities(
-    logits,
-    tokens,
-    wanted,
-    named,
-    row,
-    rules,
-    integers,
-    floats,
-    logits_stride,
-    rules_stride,
-    report_stride,
-    vocab,
-    width,
-    TILE: tl.constexpr,
-):
+def _wanted(token, count, named, number):
+    """The number of best alternatives that a row reports, -1 without a report. `named` is None at compile time, or not.
+
+    A row that names its ids reports on these, so it needs no best ones.
+    """
+    count = tl.where((token >= 0) & (count >= 0), count, -1)
+    if named is not None:
+        count = tl.where((count > 0) & (tl.load(named + number) != 0), 0, count)
+    return count
+
+
+@triton.jit
+def _survey(
+    logits, tokens, wanted, named, tops, masses, larger, values, best_ids, logits_stride, vocab,
+    MOST: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile's part of each sum, and its best logits."""
+    number, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = tl.load(tokens + number)
+    count = _wanted(token, tl.load(wanted + number), named, number)
+    if count >= 0:
+        logits += number * logits_stride
+        ids = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
+        peak, _ = best(x, ids, vocab)
+        # A tile of nothing but -inf has a sum of 0.
+        mass = tl.sum(tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak)).to(tl.float64))
+        at = number * tl.num_programs(1) + tile
+        tl.store(tops + at, peak)
+        tl.store(masses + at, mass)
+        tl.store(larger + at, tl.sum((x > tl.load(logits + token)).to(tl.int32)))
+        last = tl.full((), float("inf"), tl.float32)
+        last_id = tl.full((), -1, tl.int32)
+        for place in range(tl.minimum(count, MOST)):
+            last, last_id = following(x, ids, vocab, last, last_id)
+            tl.store(values + at * MOST + place, last)
+            tl.store(best_ids + at * MOST + place, last_id)
+
+
+@triton.jit
+def _report(
+    logits, tokens, wanted, named, row, rules, tops, masses, larger, values, best_ids, integers, floats,
+    logits_stride, rules_stride, report_stride, tiles, vocab, width,
+    MOST: tl.constexpr, LIST: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
     """If `named` is None (at compile time), all rows report the best ids, and `row` and `rules` are not read."""
     number = tl.program_id(0).to(tl.int64)
     logits += number * logits_stride
     integers += number * report_stride
     floats += number * report_stride
     token = tl.load(tokens + number)
-    count = tl.load(wanted + number)
-    lanes = tl.arange(0, TILE)
-    if (token >= 0) & (count >= 0):
-        peak, _ = best(logits, vocab, TILE)
-        chosen = tl.load(logits + token)
-        mass = tl.zeros([TILE], tl.float64)
-        larger = tl.zeros([TILE], tl.int32)
-        for start in range(0, vocab, TILE):
-            x = tl.load(logits + start + lanes, mask=start + lanes < vocab, other=float("-inf"))
-            mass += tl.exp(x - peak).to(tl.float64)
-            larger += (x > chosen).to(tl.int32)
-        total = peak.to(tl.float64) + tl.log(tl.sum(mass))
-        tl.store(floats, (chosen.to(tl.float64) - total).to(tl.float32))
-        tl.store(integers, 1 + tl.sum(larger))
-        best_count = tl.minimum(count, vocab)
+    given = tl.load(wanted + number)
+    count = _wanted(token, given, named, number)
+    if count >= 0:
+        numbers = tl.arange(0, TILES)
+        at, inside = number * tiles + numbers, numbers < tiles
+        x = tl.load(tops + at, mask=inside, other=float("-inf"))
+        peak, _ = best(x, numbers, TILES)
+        mass = tl.sum(tl.load(masses + at, mask=inside, other=0.0) * tl.exp(x - peak).to(tl.float64))
+        total = peak.to(tl.float64) + tl.log(mass)
+        tl.store(floats, (tl.load(logits + token).to(tl.float64) - total).to(tl.float32))
+        tl.store(integers, 1 + tl.sum(tl.load(larger + at, mask=inside, other=0)))
         if named is not None:  # noqa: SIM102 -- decided when the kernel is compiled
             if tl.load(named + number) != 0:
                 ids = rules + tl.load(row + number).to(tl.int64) * rules_stride
                 ids += 4 + 2 * tl.load(ids)
-                for place in range(count):
+                for place in range(given):
                     id_ = tl.load(ids + place)
                     tl.store(integers + 1 + place, id_)
                     tl.store(floats + 1 + place, (tl.load(logits + id_).to(tl.float64) - total).to(tl.float32))
-                best_count = count * 0
+        count = tl.minimum(tl.minimum(count, MOST), tl.minimum(vocab, width - 1))
         # Each alternative is the next after the previous one, in the order of logit and then id.
-        last = peak * 0 + float("inf")
-        last_id = token * 0 - 1
-        for place in range(1, tl.minimum(1 + best_count, width)):
-            largest = tl.full([TILE], float("-inf"), tl.float32)
-            where = tl.zeros([TILE], tl.int32) + vocab
-            for start in range(0, vocab, TILE):
-                ids = start + lanes
-                x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
-                behind = (ids < vocab) & ((x < last) | ((x == last) & (ids > last_id)))
-                better = behind & ((x > largest) | ((x == largest) & (ids < where)))
-                where = tl.where(better, ids, where)
-                largest = tl.where(better, x, largest)
-            last = tl.max(largest)
-            last_id = tl.min(tl.where(largest == last, where, vocab))
+        entry = tl.arange(0, TILES * LIST)
+        listed = (entry // LIST < tiles) & (entry % LIST < count)
+        place_of = (number * tiles + entry // LIST) * MOST + entry % LIST
+        listed_logits = tl.load(values + place_of, mask=listed, other=float("-inf"))
+        listed_ids = tl.load(best_ids + place_of, mask=listed, other=vocab)
+        last = tl.full((), float("inf"), tl.float32)
+        last_id = tl.full((), -1, tl.int32)
+        for place in range(1, 1 + count):
+            last, last_id = following(listed_logits, listed_ids, vocab, last, last_id)
             tl.store(integers + place, last_id)
             tl.store(floats + place, (last.to(tl.float64) - total).to(tl.float32))
 
@@ -97,6 +119,7 @@ def log_probabilities(
     wanted: Torch,
     integers: Torch,
     floats: Torch,
+    scratch: ReportScratch[Torch],
     *,
     named: NamedIds | None = None,
     tile: int | None = None,
@@ -106,25 +129,22 @@ def log_probabilities(
     logits [R, vocab] float32, before any change; tokens [R] int32; wanted [R] int32, the number of alternatives, -1 for
     no report. integers [R, 1 + W] int32 and floats [R, 1 + W] float32 are written for rows with a request and a token.
     Column 0 is the token's rank and log-probability. The next columns are id and log-probability of `wanted`
-    alternatives, at most W and vocab. These are the best ones, unless a row is `named`.
+    alternatives, at most W, vocab, and the alternatives of `scratch` (`report_shapes` for R rows or more). These are
+    the best ones, unless a row is `named`: then there are at most W.
     """
     rows, vocab = logits.shape
-    if rows:
-        size = tile or min(_TILE, triton.next_power_of_2(vocab))
-        _log_probabilities[(rows,)](
-            logits,
-            tokens,
-            wanted,
-            None if named is None else named.named,
-            None if named is None else named.row,
-            None if named is None else named.rules,
-            integers,
-            floats,
-            logits.stride(0),
-            0 if named is None else named.rules.stride(0),
-            integers.stride(0),
-            vocab,
-            integers.shape[1],
-            TILE=size,
-            num_warps=max(1, size // 512),
-        )
+    if rows == 0:
+        return
+    tops, masses, larger, values, ids = scratch
+    tiles, most, size = tops.shape[1], values.shape[2], tile or tile_of(vocab)
+    of_row = (None, None, None, 0) if named is None else (named.named, named.row, named.rules, named.rules.stride(0))
+    chosen, row, rules, rules_stride = of_row
+    _survey[(rows, tiles)](
+        logits, tokens, wanted, chosen, tops, masses, larger, values, ids, logits.stride(0), vocab,
+        MOST=most, TILE=size, num_warps=max(1, size // 512),
+    )  # fmt: skip
+    _report[(rows,)](
+        logits, tokens, wanted, chosen, row, rules, tops, masses, larger, values, ids, integers, floats,
+        logits.stride(0), rules_stride, integers.stride(0), tiles, vocab, integers.shape[1],
+        MOST=most, LIST=triton.next_power_of_2(most), TILES=triton.next_power_of_2(tiles),
+    )  # fmt: skip

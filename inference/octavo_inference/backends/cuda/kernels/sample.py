@@ -1,9 +1,16 @@
 """Samples a token per row: steps 3 to 8 of the rule in core/sampling.py, without sorting the vocabulary.
 
-The bits of positive float32 numbers, read as integers, have the same order as the numbers. So a binary search over
-integers finds exactly the k-th largest weight, and the weight at which the nucleus is complete. Each probe counts and
-sums the weights that are not below it, and moves an end of the range to the next existing weight. Ties at the edge of
-the nucleus are cut by id.
+Five launches share the work of a row among programs, one for each tile of the vocabulary where all of it is read:
+
+    peaks       each tile   its largest logit
+    weigh       each tile   weights, their sum; with top-k or top-p also how many there are of each size
+    cut_sizes   each row    a weight that top-k and top-p do not drop, from these counts
+    gather      each tile   the weights not below it, in the order of their ids: the row's candidates
+    _draw       each row    the tokens: from the sums of tiles, or from the candidates
+
+The bits of positive float32 numbers, read as integers, have the same order as the numbers: their upper bits are the
+size by which weights are counted, and `edge` searches the exact limit among the candidates. A row with more candidates
+than there is room for is searched as a whole. Ties at the edge of the nucleus are cut by id.
 
 Sources: the pivots of FlashInfer's sampler (Ye et al. 2025); SplitMix64 (Steele et al. 2014).
 """
@@ -14,9 +21,24 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.kernels.vocab_reductions import best, first_past, split
+from octavo_inference.backends.cuda.kernels.sample_candidates import (
+    cut_sizes,
+    drawn,
+    gather,
+    limits,
+    peak_of,
+    peaks,
+    weigh,
+)
+from octavo_inference.backends.cuda.kernels.sampler_scratch import BINS, SampleScratch, tile_of
+from octavo_inference.backends.cuda.kernels.vocab_reductions import (
+    edge,
+    first_past,
+    first_past_in_tiles,
+    split,
+)
 
-_TILE = 4096  # more exceeds the registers of the 16 warps that read it
+_GROUP = 16  # tiles whose counts are read at once
 
 
 @triton.jit
@@ -35,93 +57,59 @@ def _uniform(seed, position):
 
 
 @triton.jit
-def _weigh(logits, weights, vocab, peak, temperature, floor, TILE: tl.constexpr):
-    """Write the weights. Returns the number of weights not below `floor`, and their sum."""
-    lanes = tl.arange(0, TILE)
-    count = tl.zeros([TILE], tl.int32)
-    mass = tl.zeros([TILE], tl.float64)
-    for start in range(0, vocab, TILE):
-        inside = start + lanes < vocab
-        x = tl.load(logits + start + lanes, mask=inside, other=float("-inf"))
-        w = tl.exp(tl.div_rn(x - peak, temperature))
-        tl.store(weights + start + lanes, w, mask=inside)
-        kept = inside & (w >= floor)
-        count += kept.to(tl.int32)
-        mass += tl.where(kept, w, 0.0).to(tl.float64)
-    return tl.sum(count), tl.sum(mass)
-
-
-@triton.jit
-def edge(weights, vocab, floor, count, mass, goal, BY_MASS: tl.constexpr, TILE: tl.constexpr):
-    """The largest weight such that the weights not below it are `goal` or more in number, or in sum (BY_MASS).
-
-    `count` and `mass` are the number and sum of the weights not below `floor`, which reach the goal. Returns the found
-    weight, the count and mass of the weights not below it, and the count and mass of those above it.
-    """
-    low = floor.to(tl.int32, bitcast=True)  # reaches the goal
-    high = count * 0 + 0x3F800001  # does not: the next float after 1.0, the largest weight
-    count_above = count * 0
-    mass_above = mass * 0
-    while high - low > 1:
-        middle = low + (high - low) // 2
-        n, s, lightest, heaviest = split(weights, vocab, middle.to(tl.float32, bitcast=True), TILE)
-        reached = s >= goal if BY_MASS else n >= goal
-        # Move to the next existing weight, so that the search ends as soon as one value is left in the range.
-        low = tl.where(reached, lightest.to(tl.int32, bitcast=True), low)
-        high = tl.where(reached, high, heaviest.to(tl.int32, bitcast=True) + 1)
-        count = tl.where(reached, n, count)
-        mass = tl.where(reached, s, mass)
-        count_above = tl.where(reached, count_above, n)
-        mass_above = tl.where(reached, mass_above, s)
-    return low.to(tl.float32, bitcast=True), count, mass, count_above, mass_above
+def _among(weights, ids, count, cut, mass, p, k, u, vocab, CANDIDATES: tl.constexpr, TILE: tl.constexpr):
+    """The token that top-k, top-p and the draw `u` choose; `mass` is the sum of the weights that min-p keeps."""
+    gathered = count <= CANDIDATES
+    weights += tl.where(gathered, vocab, 0)
+    end = tl.where(gathered, count, vocab)
+    limit, last_tie = cut, end
+    count, own, _lightest, _heaviest = split(weights, end, limit, TILE)
+    whole = tl.where((k > 0) & (k <= count), own, mass)
+    if (k > 0) & (k < count):
+        limit, count, own, _, _ = edge(weights, end, limit, count, own, k, False, TILE)
+        whole = own
+    if (p < 1) & (count > 1):
+        # More than zero, so that at least one id stays for any p.
+        goal = tl.maximum(p.to(tl.float64) * whole, 1e-300)
+        limit, count, own, count_above, mass_above = edge(weights, end, limit, count, own, goal, True, TILE)
+        share = limit.to(tl.float64)
+        quota = tl.ceil((goal - mass_above) / share)  # how many of the weights equal to the limit are needed
+        if quota < count - count_above:
+            last_tie = first_past(weights, end, limit, last_tie, quota - 1, True, TILE)
+            own = mass_above + quota * share
+    place = first_past(weights, end, limit, last_tie, u * own, False, TILE)
+    return tl.where(gathered, tl.load(ids + place, mask=gathered, other=0), place)
 
 
 # Not specialized: the length of a history row differs between servers, which share kernels compiled ahead of time.
 @triton.jit(do_not_specialize=["history_stride"])
-def _sample(
-    logits,
-    weights,
-    chosen,
-    row,
-    position,
-    sampling,
-    history,
-    logits_stride,
-    sampling_stride,
-    history_stride,
-    vocab,
-    TILE: tl.constexpr,
-):
+def _draw(
+    weights, ids, tops, firsts, masses, starts, cuts, chosen, row, position, sampling, history, weights_stride,
+    sampling_stride, history_stride, tiles, vocab, TILES: tl.constexpr, CANDIDATES: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
     number = tl.program_id(0).to(tl.int64)
-    logits += number * logits_stride
-    weights += number * vocab
     own = tl.load(row + number).to(tl.int64)
     place = tl.load(position + number)
-    sampling += own * sampling_stride  # in the order of core.model_input.SAMPLING
-    heat = tl.load(sampling + 2).to(tl.float32, bitcast=True)
-    peak, token = best(logits, vocab, TILE)
+    sampling += own * sampling_stride
+    weights += number * weights_stride
+    masses += number * tiles
+    peak, token = peak_of(tops + number * tiles, firsts + number * tiles, tiles, vocab, TILES)
     if tl.abs(peak) < float("inf"):
-        if heat > 0:
-            p = tl.load(sampling + 3).to(tl.float32, bitcast=True)
-            k = tl.load(sampling + 4)
-            limit = tl.load(sampling + 5).to(tl.float32, bitcast=True)
-            last_tie = vocab
-            count, mass = _weigh(logits, weights, vocab, peak, heat, limit, TILE)
-            tl.debug_barrier()  # other threads read the weights now
-            if (k > 0) & (k < count):
-                limit, count, mass, _, _ = edge(weights, vocab, limit, count, mass, k, False, TILE)
-            if (p < 1) & (count > 1):
-                # More than zero, so that at least one id stays for any p.
-                goal = tl.maximum(p.to(tl.float64) * mass, 1e-300)
-                limit, count, mass, count_above, mass_above = edge(weights, vocab, limit, count, mass, goal, True, TILE)
-                share = limit.to(tl.float64)
-                quota = tl.ceil((goal - mass_above) / share)  # how many of the weights equal to the limit are needed
-                if quota < count - count_above:
-                    last_tie = first_past(weights, vocab, limit, last_tie, quota - 1, True, TILE)
-                    mass = mass_above + quota * share
+        if drawn(sampling, peak):
+            p, k, floor = limits(sampling)
             low = tl.load(sampling).to(tl.uint32, bitcast=True).to(tl.uint64)
             high = tl.load(sampling + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
-            token = first_past(weights, vocab, limit, last_tie, _uniform((high << 32) | low, place) * mass, False, TILE)
+            u = _uniform((high << 32) | low, place)
+            count = tl.load(starts + number * (tiles + 1) + tiles)
+            if count < 0:
+                token = first_past_in_tiles(weights, masses, tiles, vocab, floor, u, TILES, TILE)
+            else:
+                numbers = tl.arange(0, TILES)
+                mass = tl.sum(tl.load(masses + numbers, mask=numbers < tiles, other=0.0))
+                cut = tl.load(cuts + number)
+                token = _among(
+                    weights, ids + number * CANDIDATES, count, cut, mass, p, k, u, vocab, CANDIDATES, TILE
+                )  # fmt: skip
     else:
         token = tl.where(peak < 0, -2, -1)  # false for a NaN
     tl.store(chosen + number, token)
@@ -130,7 +118,7 @@ def _sample(
 
 def choose(
     logits: Torch,
-    weights: Torch,
+    scratch: SampleScratch[Torch],
     chosen: Torch,
     *,
     row: Torch,
@@ -141,26 +129,30 @@ def choose(
 ) -> None:
     """Sample a token for each row of adjusted logits, and write it into the row table.
 
-    logits [R, vocab] float32; weights [>= R, vocab] float32, scratch, may be the memory of `logits`; chosen [R] int32,
-    written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and position [R] int32: the
-    destination of the token in history [rows, positions] int32 (of several tokens with one destination, one is
-    written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
+    logits [R, vocab] float32, may be the first columns of `scratch.weights`; scratch of `sample_shapes` for R rows or
+    more; chosen [R] int32, written, -1 for a row with NaN logits, -2 for one whose logits are all -inf. row [R] and
+    position [R] int32: the destination of the token in history [rows, positions] int32 (of several tokens with one
+    destination, one is written). sampling [rows, 6] int32 as in `core.model_input.SAMPLING`.
     """
     rows, vocab = logits.shape
-    if rows:
-        size = tile or min(_TILE, triton.next_power_of_2(vocab))
-        _sample[(rows,)](
-            logits,
-            weights,
-            chosen,
-            row,
-            position,
-            sampling,
-            history,
-            logits.stride(0),
-            sampling.stride(0),
-            history.stride(0),
-            vocab,
-            TILE=size,
-            num_warps=max(1, size // 256),
-        )
+    if rows == 0:
+        return
+    weights, ids, tops, firsts, masses, bins, starts, cuts = scratch
+    size, tiles, candidates = tile or tile_of(vocab), tops.shape[1], ids.shape[1]
+    warps, most = max(1, size // 512), triton.next_power_of_2(tiles)
+    each, columns = (rows, tiles), sampling.stride(0)
+    peaks[each](logits, tops, firsts, logits.stride(0), vocab, TILE=size, num_warps=warps)
+    weigh[each](
+        logits, row, sampling, weights, tops, firsts, masses, bins, logits.stride(0), columns, weights.stride(0),
+        vocab, TILES=most, BINS=BINS, TILE=size, num_warps=warps,
+    )  # fmt: skip
+    cut_sizes[(rows,)](
+        row, sampling, tops, firsts, masses, bins, starts, cuts, columns, tiles, vocab, TILES=most, BINS=BINS,
+        GROUP=_GROUP,
+    )  # fmt: skip
+    gather[each](weights, ids, starts, cuts, weights.stride(0), vocab, CANDIDATES=candidates, TILE=size,
+                  num_warps=warps)  # fmt: skip
+    _draw[(rows,)](
+        weights, ids, tops, firsts, masses, starts, cuts, chosen, row, position, sampling, history, weights.stride(0),
+        columns, history.stride(0), tiles, vocab, TILES=most, CANDIDATES=candidates, TILE=size, num_warps=2 * warps,
+    )  # fmt: skip

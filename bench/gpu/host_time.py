@@ -88,6 +88,7 @@ def main() -> None:
     NullGpu(90).activate()
     products = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     products.impl("mm.out", lambda _x, _weights, *, out: out, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
+    products.impl("mm.dtype_out", lambda _x, _weights, _dtype, *, out: out, "Meta", allow_override=True)  # type: ignore[no-untyped-call]
     # Results cannot leave the `meta` device.
     staging.Ring.receive = lambda self, values: self._pieces[0][: values.nbytes].view(values.dtype)  # type: ignore[method-assign]
     eager, graphs = backend(None), backend(NullGraph)

@@ -131,7 +131,8 @@ class EngineSettings:
             api=ApiField(
                 "parallelism.tensor",
                 "tensor is the number of GPUs over which each layer of the model is split (tensor parallelism). It is "
-                "experimental: tested between CPU processes, never run on two GPUs. Above 1, resources.gpu.count must have the same value. The model's attention heads and the inner size of "
+                "experimental: tested between CPU processes, never run on two GPUs. Above 1, resources.gpu.count must "
+                "have the same value. The model's attention heads and the inner size of "
                 "its MLP must be divisible by it. The number of key-value heads must be a multiple or a divisor of "
                 "it. Must be between 1 and 16. Defaults to 1.",
                 filled=True,

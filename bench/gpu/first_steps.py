@@ -1,0 +1,74 @@
+"""The steps of the first half hour on a card: three calls of under ten minutes each. Standard library only.
+
+Correctness comes before speed: a rate of wrong tokens is worth nothing. Call 2 needs nothing that call 1 finds, so that
+no time passes between them. Call 3 is for the mended tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One process: arguments of `python -m bench.gpu`, and seconds that it may take.
+
+    `under`: a tool that runs the process, with its arguments; the step is skipped where the tool is not installed.
+    `after`: a step of this call with rows for kernels; this step runs on the first kernel that failed there, and is
+    skipped where none did. `figures` are the names shown in the table.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    limit: float
+    under: tuple[str, ...] = ()
+    after: str = ""
+    figures: tuple[str, ...] = ()
+
+
+_NCU = ("ncu", "--clock-control", "none", "--set", "basic", "--target-processes", "all", "-k", "regex:_attend", "-c", "2")
+_LOAD = ("tokens_per_s", "of_ceiling", "decode_idle_most", "many_host_ms_p50", "graph_bytes")
+_SHAPES = {"decode": "attention decode 32x8192", "prefill": "attention prefill 8192"}
+
+CALLS: dict[int, tuple[Step, ...]] = {
+    1: (
+        Step("facts", ("facts",), 40),
+        Step("check-kernels", ("check", "--quick", "--part", "kernels"), 150),
+        Step("memcheck", ("check", "--quick", "--part", "kernels"), 90, ("compute-sanitizer", "--tool", "memcheck"),
+             after="check-kernels"),
+        Step("check-engine", ("check", "--part", "engine"), 150),
+        Step("load-0.6b", ("load", "--model", "qwen3-0.6b"), 120, figures=_LOAD),
+        Step("timeline-0.6b", ("timeline", "--model", "qwen3-0.6b"), 60,
+             figures=("step_ms_p50", "host_ms_p50", "kernel_idle", "kernels_a_step")),
+        Step("soak", ("check", "--part", "soak"), 90),
+    ),
+    2: (
+        Step("decode-8b", ("decode", "--model", "llama-8b", "--only", "bf16 KV auto"), 150,
+             figures=("step_ms", "of_bandwidth", "host_ms")),
+        Step("tiles", ("tiles", "--only", "attention"), 120, figures=("best_us", "rules_us")),
+        Step("anchors", ("anchors", "--model", "llama-8b"), 60, figures=("us", "flash_us", "cudnn_us", "library_us")),
+        *(Step(f"ncu-{way}", ("anchors", "--model", "llama-8b", "--only", shape), 40, _NCU)
+          for way, shape in _SHAPES.items()),
+        Step("launches", ("launches", "--model", "qwen3-0.6b", "llama-8b"), 90,
+             figures=("host_ms", "kernels", "us_a_kernel")),
+        Step("load-8b", ("load", "--model", "llama-8b"), 100, figures=_LOAD),
+    ),
+    3: (
+        Step("recheck", ("check", "--quick"), 200),
+        Step("reload-0.6b", ("load", "--model", "qwen3-0.6b"), 90, figures=_LOAD),
+        Step("reload-14b", ("load", "--model", "qwen3-14b"), 120, figures=_LOAD),
+        Step("start-8b", ("start", "--model", "llama-8b"), 120, figures=("ready_s", "compiled", "write_s")),
+    ),
+}  # fmt: skip
+
+
+def tiny(steps: Sequence[Step]) -> list[Step]:
+    """The same steps for the interpreter: one kernel instead of all, no tools."""
+    few = [step for step in steps if not step.under]
+    return [
+        Step(step.name, (*step.arguments, "--only", "rms_norm"), step.limit, figures=step.figures)
+        if "kernels" in step.arguments or step.name == "recheck"
+        else step
+        for step in few
+    ]

@@ -66,9 +66,17 @@ def arguments() -> argparse.Namespace:
             "--out", type=Path, default=RESULTS / "gpu" / f"{name}.json", help="result file (default: %(default)s)"
         )
         command.add_argument("--model", nargs="+", default=[], help="qwen3-0.6b, llama-8b, qwen3-14b (default: all)")
-        command.add_argument("--only", nargs="+", default=[], metavar="NAME", help="check and tiles: these kernels; else rows with these words")
+        command.add_argument(
+            "--only",
+            nargs="+",
+            default=[],
+            metavar="NAME",
+            help="check and tiles: these kernels; else rows with these words",
+        )
         command.add_argument("--quick", action="store_true", help="check: few cases of each kernel, as in the tests")
-        command.add_argument("--part", choices=("kernels", "engine", "soak"), help="check: only this part (default: all)")
+        command.add_argument(
+            "--part", choices=("kernels", "engine", "soak"), help="check: only this part (default: all)"
+        )
         command.add_argument(
             "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share the model"
         )

@@ -55,8 +55,8 @@ BLOCK_SIZE = 16
 class Load:
     """The engine's load: lengths of prompts in tokens, the length of their common prefix, output tokens of each.
 
-    `blocks` is the size of the pool, by default enough for all sequences; `host_blocks` may be kept on the host. `apart`:
-    sequence i gets i // apart more output tokens, so that sequences end one after the other.
+    `blocks` is the size of the pool, by default enough for all sequences; `host_blocks` may be kept on the host.
+    `apart`: sequence i gets i // apart more output tokens, so that sequences end one after the other.
     """
 
     prompts: tuple[int, ...]
@@ -78,10 +78,10 @@ class Load:
         return sum(-(-(p + n) // BLOCK_SIZE) for p, n in zip(self.prompts, self.outputs, strict=True))
 
 
-REAL = Load(prompts=(1, 16, 33, 90, 127, 201), common=32, out=32, budget=128)
+REAL = Load(prompts=(1, 16, 33, 90, 127, 201), common=32, out=16, budget=128)
 TINY = Load(prompts=(3, 21), common=16, out=3, budget=24)
-# Decodes of 256 rows, then of four fewer in each step, so that all graphs are replayed.
-WIDE = Load(prompts=tuple(3 + i % 16 for i in range(256)), common=0, out=3, budget=512, apart=4)
+# Decodes of 256 rows, then of eight fewer in each step, so that all graphs are replayed.
+WIDE = Load(prompts=tuple(3 + i % 4 for i in range(256)), common=0, out=3, budget=512, apart=8)
 TINY_WIDE = Load(prompts=(3, 4, 5, 6, 3, 4), common=0, out=2, budget=48, apart=2)
 # Half of the blocks that the sequences need; of the preempted ones some fit on the host, the others are recomputed.
 SWAPPED = Load(prompts=(40,) * 16, common=0, out=56, budget=256, blocks=52, host_blocks=24)

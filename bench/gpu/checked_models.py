@@ -11,7 +11,7 @@ from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_
 
 SMOLLM2 = ModelConfig(
     architecture="llama",
-    layers=6,
+    layers=4,
     hidden=576,
     heads=9,
     kv_heads=3,
@@ -27,7 +27,7 @@ SMOLLM2 = ModelConfig(
 QWEN3 = replace(
     SMOLLM2,
     architecture="qwen3",
-    layers=6,
+    layers=2,
     hidden=1024,
     heads=16,
     kv_heads=8,
@@ -40,7 +40,7 @@ QWEN3 = replace(
 )
 QWEN2 = replace(
     SMOLLM2,
-    layers=4,
+    layers=2,
     hidden=896,
     heads=14,
     kv_heads=2,
@@ -53,7 +53,7 @@ QWEN2 = replace(
 GEMMA = replace(
     SMOLLM2,
     architecture="gemma",
-    layers=4,
+    layers=2,
     hidden=1152,
     heads=4,
     kv_heads=1,
@@ -62,7 +62,7 @@ GEMMA = replace(
     vocab=65_536,
     rope_theta=1_000_000.0,
     local_rope_theta=10_000.0,
-    windows=(64, 64, 64, None),
+    windows=(64, None),
     query_scale=256**-0.5,
     attention_softcap=50.0,
     logit_softcap=30.0,
@@ -86,7 +86,7 @@ def tiny(config: ModelConfig) -> ModelConfig:
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
-    """Matrices in bfloat16 that preserve the size of activations, norms near 1 and biases near 0; logits of about size 1."""
+    """Matrices in bfloat16 that preserve the size of activations, norms near 1, logits of about size 1."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:

@@ -5,7 +5,7 @@
     python -m bench.gpu.first 2 --out DIR          # decodes, tiles, libraries at the same shapes, launches
     python -m bench.gpu.first 3 --out DIR          # on the mended tree: checks, loads and a start
 
-Needs Python with torch and Triton. Each step of a call (`first_steps`) is a process with a time limit; a step that fails
+Needs Python with torch and Triton. Each step of a call (`first_steps`) is a process with a time limit; one that fails
 does not end the others. After every step DIR gets at most four files: `run-N.json` (card, versions, command, every
 step), `run-N.txt` (the printed table), `run-N.tar.gz` (result files and logs) and `kernels-N.tar.gz` (kernels that had
 to be compiled). Copied to --taken, the archives of a call that was cut off let the next one continue after its last
@@ -146,6 +146,7 @@ def run_step(step: Step, machine: Machine, left: float) -> Row:
     found, rows = read(result) or {}, rows_of(result)
     bad = [r for r in rows if r.get("verdict") not in GOOD]
     how = {0: "ok", None: "killed at its limit", INCOMPLETE: "not complete"}.get(status, f"exit status {status}")
+    how = "no rows" if how == "ok" and not rows else how
     row |= {"status": "failed" if bad else how, "rows": len(rows), "bad": len(bad), "arguments": command[1:]}
     if status not in {0, INCOMPLETE} and not bad:
         row["why"] = last(log, 1)
@@ -164,7 +165,7 @@ def write(call: int, report: Row, steps: Sequence[Step], machine: Machine, out: 
     table = first_table(report, {step.name: step.figures for step in steps}, found)
     save(out / f"run-{call}.json", report)
     (out / f"run-{call}.txt").write_text(table + "\n", encoding="utf-8")
-    taken.archive(out / f"run-{call}.tar.gz", machine.results, os.listdir(machine.results))
+    taken.archive(out / f"run-{call}.tar.gz", machine.results)
     fresh = [path for path in machine.kernels.iterdir() if path.name not in machine.brought]
     if fresh:
         size = sum(file.stat().st_size for path in fresh for file in path.glob("*"))

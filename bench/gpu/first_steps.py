@@ -7,7 +7,7 @@ no time passes between them. Call 3 is for the mended tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,19 @@ class Step:
     figures: tuple[str, ...] = ()
 
 
-_NCU = ("ncu", "--clock-control", "none", "--set", "basic", "--target-processes", "all", "-k", "regex:_attend", "-c", "2")
+_NCU = (
+    "ncu",
+    "--clock-control",
+    "none",
+    "--set",
+    "basic",
+    "--target-processes",
+    "all",
+    "-k",
+    "regex:_attend",
+    "-c",
+    "2",
+)
 _LOAD = ("tokens_per_s", "of_ceiling", "decode_idle_most", "many_host_ms_p50", "graph_bytes")
 _SHAPES = {"decode": "attention decode 32x8192", "prefill": "attention prefill 8192"}
 
@@ -64,11 +76,12 @@ CALLS: dict[int, tuple[Step, ...]] = {
 
 
 def tiny(steps: Sequence[Step]) -> list[Step]:
-    """The same steps for the interpreter: one kernel instead of all, no tools."""
-    few = [step for step in steps if not step.under]
-    return [
-        Step(step.name, (*step.arguments, "--only", "rms_norm"), step.limit, figures=step.figures)
-        if "kernels" in step.arguments or step.name == "recheck"
-        else step
-        for step in few
-    ]
+    """The same steps for the interpreter: one kernel instead of all, any shape of decodes, no tools."""
+    return [replace(step, arguments=_tiny(step.arguments)) for step in steps if not step.under]
+
+
+def _tiny(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    if arguments[0] == "decode":
+        return arguments[: arguments.index("--only")]
+    kernels = arguments[0] == "check" and not {"engine", "soak"} & set(arguments)
+    return (*arguments, "--only", "rms_norm") if kernels else arguments

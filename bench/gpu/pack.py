@@ -47,7 +47,9 @@ print(*{name.partition(".")[0] for name in set(sys.modules) - there})
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--out", type=Path, default=ROOT / "build" / "card", metavar="DIR", help="folder to fill (default: %(default)s)")
+    add(
+        "--out", type=Path, default=ROOT / "build" / "card", metavar="DIR", help="folder to fill (default: %(default)s)"
+    )
     add("--capability", type=int, default=90, metavar="CC", help="compute capability of the card: 90 is 9.0")
     add("--requirements", type=Path, default=ROOT / "requirements" / "cpu.txt", help="pinned packages of the server")
     add("--only", choices=("wheels", "kernels"), help="only this part")
@@ -121,7 +123,7 @@ def kernels(out: Path, capability: int, only: Sequence[str]) -> None:
         with ThreadPoolExecutor(cores) as pool:
             list(pool.map(run, [job for job in jobs(cores) if not only or job[0] in only]))
     taken.trim(cache)
-    taken.archive(out / "kernels.tar.gz", cache, os.listdir(cache))
+    taken.archive(out / "kernels.tar.gz", cache)
     say(f"{taken.count(cache)} kernels in {time.monotonic() - began:.0f} s")
     shutil.rmtree(cache)
 

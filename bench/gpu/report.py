@@ -63,7 +63,8 @@ _SMALL = {"model": "qwen3-0.6b", "way": "sampled"}
 _STEP = {"model": "llama-8b", "weights": "bf16", "kv": "auto", "batch": 1, "context": 512}
 _MIXED = {"step": "mixed", "way": "graph"}
 GOALS = (
-    Goal("nano-vllm's load, Qwen3-0.6B shape, of this card's ceiling", "load", "of_ceiling", at_least=0.8, where=_SMALL),
+    Goal("nano-vllm's load, Qwen3-0.6B shape, of this card's ceiling", "load", "of_ceiling", at_least=0.8,
+         where=_SMALL),
     Goal("the same, tok/s", "load", "tokens_per_s", where=_SMALL),
     Goal("nano-vllm's load, Qwen3-14B shape, of this card's ceiling", "load", "of_ceiling", at_least=0.8,
          where=_SMALL | {"model": "qwen3-14b"}),
@@ -110,7 +111,7 @@ _PARTS = {"load": "load", "reload": "load", "decode": "decode", "launches": "lau
 
 def _reason(row: Row) -> str:
     if "why" in row:
-        return (row["why"].splitlines() or [""])[0]
+        return str(row["why"]).partition("\n")[0]
     return ", ".join(f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float))
 
 

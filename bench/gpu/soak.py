@@ -44,7 +44,7 @@ class Soak:
     aborted: float = 0.05
 
 
-REAL = Soak(steps=20_000, rows=32, prompt=24, out=48, blocks=36, host_blocks=12, budget=128, arriving=0.3)
+REAL = Soak(steps=20_000, rows=32, prompt=24, out=80, blocks=36, host_blocks=4, budget=128, arriving=0.18)
 TINY = Soak(steps=6, rows=3, prompt=10, out=40, blocks=5, host_blocks=4, budget=32, arriving=1.0)
 
 

@@ -1,10 +1,10 @@
 """What is taken along to a machine without a network, and what comes back from it. Standard library only.
 
-    wheels/*.whl            packages that the machine may lack         (bench.gpu.pack)
-    kernels.tar.gz          compiled kernels                           (bench.gpu.pack)
-    manifest.json           versions that the kernels were compiled by (bench.gpu.pack)
-    run-N.tar.gz            result files and logs of an earlier call   (bench.gpu.first)
-    kernels-N.tar.gz        kernels that it had to compile             (bench.gpu.first)
+wheels/*.whl            packages that the machine may lack         (bench.gpu.pack)
+kernels.tar.gz          compiled kernels                           (bench.gpu.pack)
+manifest.json           versions that the kernels were compiled by (bench.gpu.pack)
+run-N.tar.gz            result files and logs of an earlier call   (bench.gpu.first)
+kernels-N.tar.gz        kernels that it had to compile             (bench.gpu.first)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def unpack_wheels(taken: Path, site: Path) -> list[str]:
 def unpack_wheel(wheel: Path, site: Path) -> None:
     """Unpack a wheel, which is enough for its modules to be imported from `site`."""
     with zipfile.ZipFile(wheel) as file:
-        file.extractall(site)
+        file.extractall(site)  # noqa: S202  our own wheels; zipfile itself keeps paths below `site`
 
 
 def modules_of(wheel: Path) -> set[str]:
@@ -82,10 +82,10 @@ def count(cache: Path) -> int:
     return sum(1 for _ in cache.glob("*/*.cubin"))
 
 
-def archive(target: Path, folder: Path, names: Iterable[str]) -> None:
-    """Write files and folders below `folder` to a compressed archive, atomically."""
+def archive(target: Path, folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write files and folders below `folder`, by default all, to a compressed archive, atomically."""
     partial = target.with_name(f".{target.name}.partial")
     with tarfile.open(partial, "w:gz", compresslevel=6) as file:
-        for name in sorted(names):
+        for name in sorted(path.name for path in folder.iterdir()) if names is None else sorted(names):
             file.add(folder / name, name)
     partial.replace(target)

@@ -38,7 +38,7 @@ def run(setting: Setting, model: str, chunk: int, *, graph: bool) -> Row:
     """Median milliseconds of the host per launch of a step, and the number of kernels in it."""
     rows, steps, settled = setting.pick((ROWS, STEPS, SETTLED), (2, 2, 1))
     context = setting.pick(CONTEXT, 9)
-    sizes = {"max_running_requests": 2 * rows, "max_batched_tokens": 2048}
+    sizes: dict[str, Any] = {"max_running_requests": 2 * rows, "max_batched_tokens": 2048}
     backend: Any = setting.keep.get(model, lambda: loaded(setting, model, **sizes)).engine.backend
     width = -(-(max(context, chunk) + 2 * (steps + settled)) // backend.block_size)
     shape = Shape(rows + bool(chunk), context, width)

@@ -30,7 +30,6 @@ EXPERIMENTS = {
     "check": "every kernel and the engine against references",
     "load": "nano-vllm's load through the engine: tok/s beside the ceiling, GPU idle share, step and host times",
     "decode": "decode steps of 1 to 256 sequences against the bytes they must read, by format and context",
-    "kernels": "each kernel at decode and prefill shapes: time, share of bandwidth and of FLOP/s",
     "ttft": "time to the first token against the prompt's length",
     "anchors": "torch's attention and products at the shapes of our kernels",
     "launches": "the host's time per step, kernel by kernel and as a graph",

@@ -120,7 +120,8 @@ def compile_all(given: argparse.Namespace) -> int:
 
 def report(given: argparse.Namespace) -> int:
     """Print the tables of a folder of result files."""
-    say(markdown([found for path in sorted(given.folder.glob("*.json")) if (found := read(path)) is not None]))
+    found = {path.stem: result for path in sorted(given.folder.glob("*.json")) if (result := read(path))}
+    say(markdown({name: result for name, result in found.items() if "part" in result}))
     return 0
 
 

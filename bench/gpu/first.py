@@ -27,7 +27,7 @@ from subprocess import TimeoutExpired
 
 from bench.gpu import taken
 from bench.gpu.first_steps import CALLS, Step, tiny
-from bench.gpu.report import first_table
+from bench.gpu.report import markdown
 from bench.lib.host import host
 from bench.lib.processes import ROOT, group, last
 from bench.lib.results import GOOD, INCOMPLETE, Row, read, save
@@ -102,7 +102,7 @@ def run(call: int, steps: Sequence[Step], machine: Machine, out: Path, budget: f
     out.mkdir(parents=True, exist_ok=True)
     command = ["python -m bench.gpu.first", *sys.argv[1:]]
     report: Row = {"call": call, "command": " ".join(command), "date": began, "host": host(), "notes": machine.notes}
-    report |= {"interpreted": machine.interpret, "steps": []}
+    report["steps"] = []
     for note in machine.notes:
         say(note)
     for step in steps:
@@ -161,8 +161,8 @@ def rows_of(result: Path) -> list[Row]:
 
 def write(call: int, report: Row, steps: Sequence[Step], machine: Machine, out: Path) -> str:
     """Write the call's files; its table."""
-    found = {step.name: rows_of(machine.results / f"{step.name}.json") for step in steps}
-    table = first_table(report, {step.name: step.figures for step in steps}, found)
+    found = {step.name: read(machine.results / f"{step.name}.json") for step in steps}
+    table = markdown({name: result for name, result in found.items() if result}, report["steps"])
     save(out / f"run-{call}.json", report)
     (out / f"run-{call}.txt").write_text(table + "\n", encoding="utf-8")
     taken.archive(out / f"run-{call}.tar.gz", machine.results)

@@ -16,7 +16,7 @@ class Step:
 
     `under`: a tool that runs the process, with its arguments; the step is skipped where the tool is not installed.
     `after`: a step of this call with rows for kernels; this step runs on the first kernel that failed there, and is
-    skipped where none did. `figures` are the names shown in the table.
+    skipped where none did.
     """
 
     name: str
@@ -24,23 +24,12 @@ class Step:
     limit: float
     under: tuple[str, ...] = ()
     after: str = ""
-    figures: tuple[str, ...] = ()
 
 
 _NCU = (
-    "ncu",
-    "--clock-control",
-    "none",
-    "--set",
-    "basic",
-    "--target-processes",
-    "all",
-    "-k",
-    "regex:_attend",
-    "-c",
-    "2",
+    *("ncu", "--clock-control", "none", "--set", "basic", "--target-processes", "all"),
+    *("-k", "regex:_attend", "-c", "2"),
 )
-_LOAD = ("tokens_per_s", "of_ceiling", "decode_idle_most", "many_host_ms_p50", "graph_bytes")
 _SHAPES = {"decode": "attention decode 32x8192", "prefill": "attention prefill 8192"}
 
 CALLS: dict[int, tuple[Step, ...]] = {
@@ -50,27 +39,24 @@ CALLS: dict[int, tuple[Step, ...]] = {
         Step("memcheck", ("check", "--quick", "--part", "kernels"), 90, ("compute-sanitizer", "--tool", "memcheck"),
              after="check-kernels"),
         Step("check-engine", ("check", "--part", "engine"), 150),
-        Step("load-0.6b", ("load", "--model", "qwen3-0.6b"), 120, figures=_LOAD),
-        Step("timeline-0.6b", ("timeline", "--model", "qwen3-0.6b"), 60,
-             figures=("step_ms_p50", "host_ms_p50", "kernel_idle", "kernels_a_step")),
+        Step("load-0.6b", ("load", "--model", "qwen3-0.6b"), 120),
+        Step("timeline-0.6b", ("timeline", "--model", "qwen3-0.6b"), 60),
         Step("soak", ("check", "--part", "soak"), 90),
     ),
     2: (
-        Step("decode-8b", ("decode", "--model", "llama-8b", "--only", "bf16 KV auto"), 150,
-             figures=("step_ms", "of_bandwidth", "host_ms")),
-        Step("tiles", ("tiles", "--only", "attention"), 120, figures=("best_us", "rules_us")),
-        Step("anchors", ("anchors", "--model", "llama-8b"), 60, figures=("us", "flash_us", "cudnn_us", "library_us")),
+        Step("decode-8b", ("decode", "--model", "llama-8b", "--only", "bf16 KV auto"), 150),
+        Step("tiles", ("tiles", "--only", "attention"), 120),
+        Step("anchors", ("anchors", "--model", "llama-8b"), 60),
         *(Step(f"ncu-{way}", ("anchors", "--model", "llama-8b", "--only", shape), 40, _NCU)
           for way, shape in _SHAPES.items()),
-        Step("launches", ("launches", "--model", "qwen3-0.6b", "llama-8b"), 90,
-             figures=("host_ms", "kernels", "us_a_kernel")),
-        Step("load-8b", ("load", "--model", "llama-8b"), 100, figures=_LOAD),
+        Step("launches", ("launches", "--model", "qwen3-0.6b", "llama-8b"), 90),
+        Step("load-8b", ("load", "--model", "llama-8b"), 100),
     ),
     3: (
         Step("recheck", ("check", "--quick"), 200),
-        Step("reload-0.6b", ("load", "--model", "qwen3-0.6b"), 90, figures=_LOAD),
-        Step("reload-14b", ("load", "--model", "qwen3-14b"), 120, figures=_LOAD),
-        Step("start-8b", ("start", "--model", "llama-8b"), 120, figures=("ready_s", "compiled", "write_s")),
+        Step("reload-0.6b", ("load", "--model", "qwen3-0.6b"), 90),
+        Step("reload-14b", ("load", "--model", "qwen3-14b"), 120),
+        Step("start-8b", ("start", "--model", "llama-8b"), 120),
     ),
 }  # fmt: skip
 

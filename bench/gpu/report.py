@@ -1,4 +1,4 @@
-"""Formats result files as Markdown tables, and the table of a first run. Pure, standard library only."""
+"""Formats result files as Markdown tables. Pure, standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ COLUMNS: dict[str, str] = {
     "decode_ms_p99 host_ms_p50 host_ms_p99 many_host_ms_p50 launch_ms_p50 preemptions graphs replays",
     "decode": "model weights kv context batch step_ms tokens_per_s gb of_bandwidth of_sheet_bandwidth host_ms",
     "ttft": "model tokens ttft_ms least_ms most_ms prompt_tokens_per_s of_flops of_sheet_flops",
-    "kernels": "model kernel shape us least_us of_bandwidth of_sheet_bandwidth of_flops of_sheet_flops",
     "anchors": "key us flash_us cudnn_us library_us of_bandwidth of_flops",
     "launches": "key host_ms host_ms_most step_ms kernels us_a_kernel replays",
     "timeline": "model batch step_ms_p50 host_ms_p50 launch_ms_p50 idle_most kernel_idle kernels_a_step longest",
@@ -39,11 +38,11 @@ class Goal:
     where: dict[str, Any] = field(default_factory=dict)
 
     def measured(self, rows: Sequence[Row]) -> str:
-        """The median of the part's rows, and whether it meets its bound."""
+        """The median of the part's rows, and whether it meets its bound; empty where nothing was measured."""
         alike = (row for row in rows if all(row.get(name) == value for name, value in self.where.items()))
         values = [row[self.figure] for row in alike if row.get(self.figure) is not None]
         if not values:
-            return "not measured"
+            return ""
         median = statistics.median(values)
         if self.at_least is None and self.at_most is None:
             return f"**{text(self.figure, median)}**"
@@ -80,60 +79,33 @@ GOALS = (
 )  # fmt: skip
 
 
-def first_table(report: Row, figures: Mapping[str, Sequence[str]], found: Mapping[str, Sequence[Row]]) -> str:
-    """The table of a call of `bench.gpu.first`: its rows' figures, failures, then steps and goals.
-
-    `report` is the call's, `figures` the names to show of each step, `found` the rows of each step's file.
-    """
+def markdown(reports: Mapping[str, Row], steps: Sequence[Row] = ()) -> str:
+    """A table of each result file by its name, then failures, the steps of a first run, and the goals it measured."""
     lines: list[str] = []
-    for name, shown in figures.items():
-        rows = [row for row in found[name] if row["verdict"] == "ok"]
-        if shown and rows:
-            lines += [f"## {name}", "", *table(rows, ["key", *shown]), ""]
-    bad = [(name, row) for name, rows in found.items() for row in rows if row["verdict"] not in GOOD]
-    lines += [f"FAILED {name}: {row['key']}: {row['verdict']}: {_reason(row)}" for name, row in bad]
-    lines += ["", f"{report.get('card') or 'no GPU'}, {report.get('versions')}", ""]
-    lines += ["| step | status | s | rows | bad | kernels compiled | |", "|---|---|--:|--:|--:|--:|---|"]
-    for row in report["steps"]:
-        cells = (row.get(name, "") for name in ("name", "status", "seconds", "rows", "bad", "compiled", "why"))
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    measured = [{"part": _PARTS.get(name.partition("-")[0], ""), "rows": rows} for name, rows in found.items()]
-    reached = [(goal, goal.measured(rows_of(measured, goal.part))) for goal in GOALS]
-    if not report["interpreted"] and any(words != "not measured" for _, words in reached):
-        lines += ["", "| goal | must | measured |", "|---|---|---|"]
-        lines += [f"| {goal.name} | {goal.bound} | {words} |" for goal, words in reached if words != "not measured"]
-    return "\n".join(lines)
-
-
-_PARTS = {"load": "load", "reload": "load", "decode": "decode", "launches": "launches", "start": "start"}
-"""The part that a step of a first run measures, by the first word of its name."""
+    for name, report in reports.items():
+        columns, good = COLUMNS.get(report["part"]), [row for row in report["rows"] if row["verdict"] == "ok"]
+        if columns and good:
+            lines += [f"## {name}", "", *table(good, columns.split()), ""]
+    for name, report in reports.items():
+        bad = [row for row in report["rows"] if row["verdict"] not in GOOD]
+        lines += [f"FAILED {name}: {row['key']}: {row['verdict']}: {_reason(row)}" for row in bad]
+    lines += ["", *(about(report) for report in list(reports.values())[:1])]
+    if steps:
+        lines += ["| step | status | s | rows | bad | kernels compiled | |", "|---|---|--:|--:|--:|--:|---|"]
+    for step in steps:
+        cells = (str(step.get(name, "")) for name in ("name", "status", "seconds", "rows", "bad", "compiled", "why"))
+        lines.append(f"| {' | '.join(cells)} |")
+    if any(report["interpreted"] for report in reports.values()):
+        return "\n".join([*lines, "", "Interpreted on the CPU at tiny sizes: this proves the program, not a figure."])
+    measured = [(goal, goal.measured(rows_of(list(reports.values()), goal.part))) for goal in GOALS]
+    lines += ["", "| goal | must | measured |", "|---|---|---|"] if any(words for _, words in measured) else []
+    return "\n".join(lines + [f"| {goal.name} | {goal.bound} | {words} |" for goal, words in measured if words])
 
 
 def _reason(row: Row) -> str:
     if "why" in row:
         return str(row["why"]).partition("\n")[0]
     return ", ".join(f"{name} {value:.4g}" for name, value in row.items() if isinstance(value, float))
-
-
-def markdown(reports: Sequence[Row]) -> str:
-    """The goals, then a table for each part."""
-    measured = [report for report in reports if "part" in report]
-    lines = ["# Measured on a GPU", "", *(about(report) for report in measured[:1])]
-    if any(report["interpreted"] for report in measured):
-        lines += ["**Interpreted on the CPU at tiny sizes: this proves the program, its figures mean nothing.**", ""]
-    real = [report for report in measured if not report["interpreted"]]
-    lines += ["| goal | must | measured |", "|---|---|---|"]
-    lines += [f"| {goal.name} | {goal.bound} | {goal.measured(rows_of(real, goal.part))} |" for goal in GOALS]
-    for part, names in COLUMNS.items():
-        rows = rows_of(measured, part)
-        if good := [row for row in rows if row["verdict"] == "ok"]:
-            lines += ["", f"## {part}", "", *table(good, names.split())]
-        lines += [f"- {row['key']}: {row['verdict']}: {row['why'].splitlines()[0]}" for row in rows if "why" in row]
-    if checked := rows_of(measured, "check"):
-        bad = [row for row in checked if row["verdict"] not in GOOD]
-        lines += ["", "## check", "", f"{len(checked) - len(bad)} of {len(checked)} good."]
-        lines += [f"- {row['key']}: {row['verdict']} {row.get('why', '')}" for row in bad]
-    return "\n".join(lines) + "\n"
 
 
 def rows_of(reports: Sequence[Row], part: str) -> list[Row]:
@@ -165,8 +137,6 @@ def text(name: str, value: Any) -> str:
         return ""
     if name in SHARES or name.startswith("of_"):
         return f"{100 * value:.1f} %"
-    if name.startswith("gain_"):
-        return f"{value:.2f} ×"
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if isinstance(value, int) or name in WHOLE else f"{value:,.2f}"

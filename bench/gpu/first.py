@@ -87,6 +87,9 @@ def prepare(along: Path, work: Path, *, interpret: bool) -> Machine:
         taken.unpack_kernels(archive, kernels)
     for archive in sorted(along.glob("run-*.tar.gz")):
         taken.unpack_results(archive, results)
+    # The server asks for the version of its package, which a clone has not installed.
+    (site / "octavo-0.dist-info").mkdir(exist_ok=True)
+    (site / "octavo-0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: octavo\nVersion: 0\n")
     packed = read(along / "manifest.json")
     notes.append(f"kernels taken along: {taken.count(kernels)}, compiled with {packed['versions'] if packed else '?'}")
     paths = [*(str(ROOT / name) for name in SOURCES), str(ROOT), str(site), os.environ.get("PYTHONPATH", "")]

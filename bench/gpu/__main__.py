@@ -1,10 +1,10 @@
 """Checks and measures the GPU's kernels, backend and engine. Every part ends within ten minutes without a network.
 
     python -m bench.gpu check            # every kernel, then the engine, against references on this machine's GPU
-    python -m bench.gpu all              # all measurements and a report; call it again while it exits with 75
+    python -m bench.gpu.first 1          # the first half hour on a card: `first` runs what follows, in order
     python -m bench.gpu load             # one measurement; `python -m bench.gpu --help` lists them
     python -m bench.gpu compile          # every kernel for the supported cards, no GPU needed; a table next to the JSON
-    python -m bench.gpu report DIR       # tables and plots of the JSON files in a folder
+    python -m bench.gpu report DIR       # tables of the JSON files in a folder
 
 Results are JSON files in bench/results/gpu, or at --out. A file is written after every row, and the next call continues
 after its last row. A failed row is in the file with its traceback, and the other rows continue. With --interpret, check
@@ -26,12 +26,13 @@ from bench.lib.host import RESULTS
 
 CAPABILITIES = (80, 89, 90, 100)
 EXPERIMENTS = {
+    "facts": "versions, driver, tools and room of this machine",
     "check": "every kernel and the engine against references",
     "load": "nano-vllm's load through the engine: tok/s beside the ceiling, GPU idle share, step and host times",
     "decode": "decode steps of 1 to 256 sequences against the bytes they must read, by format and context",
-    "kernels": "each kernel at decode and prefill shapes: time, share of bandwidth and of FLOP/s",
     "ttft": "time to the first token against the prompt's length",
-    "ablation": "one load with and without each technique, in turns",
+    "anchors": "torch's attention and products at the shapes of our kernels",
+    "launches": "the host's time per step, kernel by kernel and as a graph",
     "tiles": "the table of tiles of this card: every product by each tile that may be the best",
     "timeline": "some decode steps, host and device, to be drawn",
     "start": "from the start of octavo-server to ready, kernels compiled before or not",
@@ -64,9 +65,17 @@ def arguments() -> argparse.Namespace:
             "--out", type=Path, default=RESULTS / "gpu" / f"{name}.json", help="result file (default: %(default)s)"
         )
         command.add_argument("--model", nargs="+", default=[], help="qwen3-0.6b, llama-8b, qwen3-14b (default: all)")
-        command.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="check and tiles: these kernels")
+        command.add_argument(
+            "--only",
+            nargs="+",
+            default=[],
+            metavar="NAME",
+            help="check and tiles: these kernels; else rows with these words",
+        )
         command.add_argument("--quick", action="store_true", help="check: few cases of each kernel, as in the tests")
-        command.add_argument("--part", choices=("kernels", "engine"), help="check: only this part (default: both)")
+        command.add_argument(
+            "--part", choices=("kernels", "engine", "soak"), help="check: only this part (default: all)"
+        )
         command.add_argument(
             "--tensor-parallel-size", type=int, default=1, metavar="N", help="GPUs that share the model"
         )
@@ -82,21 +91,9 @@ def arguments() -> argparse.Namespace:
     command.add_argument("--quick", action="store_true", help="few cases of each kernel, as in the tests")
     command.add_argument("--only", nargs="+", default=[], metavar="KERNEL", help="these kernels")
     command.add_argument("--out", type=Path, help="result file (JSON), with a table next to it")
-    command = commands.add_parser("precompile", help="compile the engines' kernels on all cores; needs no GPU")
-    command.add_argument("--capability", type=capability, metavar="X.Y", help="9.0 is an H200 (default: this GPU's)")
-    command.add_argument("--out", type=Path, default=RESULTS / "gpu" / "precompile.json", help="result file (JSON)")
-    command = commands.add_parser("all", help="check and all measurements, each in a process with its limit; a report")
-    command.add_argument("--out", type=Path, default=RESULTS / "gpu", metavar="DIR", help="folder of result files")
-    _add_limits(command)
-    command = commands.add_parser("report", help="tables and plots of a folder of result files")
+    command = commands.add_parser("report", help="tables of a folder of result files")
     command.add_argument("folder", type=Path)
     return parser.parse_args()
-
-
-def capability(text: str) -> tuple[int, int]:
-    """Parse a compute capability such as 9.0."""
-    major, _, minor = text.partition(".")
-    return int(major), int(minor)
 
 
 def _add_limits(command: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ with its completion, and the test compares every position's token and logits. A 
 must be a tie to within `NEAR_TIE`, and the two distributions of the next token must agree (Kullback-Leibler
 divergence). From the backend's own logits the sampler must choose the same tokens as the rule of all backends,
 penalties and log-probabilities included. Blocks must return from the host unchanged.
+
+`compare_tokens` checks tokens alone: of more sequences, in graphs of all sizes, with preemption and swap.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ from octavo_inference.core.model_input import (
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Weights
 from octavo_inference.tools.bench.loads import answer
 
 NEAR_TIE = 0.1
@@ -51,51 +54,53 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The engine's load: lengths of prompts in tokens, the length of their common prefix, output tokens."""
+    """The engine's load: lengths of prompts in tokens, the length of their common prefix, output tokens of each.
+
+    `blocks` is the size of the pool, by default enough for all sequences; `host_blocks` may be kept on the host.
+    `apart`: sequence i gets i // apart more output tokens, so that sequences end one after the other.
+    """
 
     prompts: tuple[int, ...]
     common: int
     out: int
     budget: int
+    blocks: int | None = None
+    host_blocks: int = 0
+    apart: int | None = None
+
+    @property
+    def outputs(self) -> list[int]:
+        """Output tokens of each sequence."""
+        return [self.out + (i // self.apart if self.apart else 0) for i in range(len(self.prompts))]
+
+    @property
+    def needed(self) -> int:
+        """Blocks that hold all sequences."""
+        return sum(-(-(p + n) // BLOCK_SIZE) for p, n in zip(self.prompts, self.outputs, strict=True))
 
 
-REAL = Load(prompts=(1, 33, 90, 201), common=32, out=32, budget=128)
+REAL = Load(prompts=(1, 16, 33, 90, 127, 201), common=32, out=16, budget=128)
 TINY = Load(prompts=(3, 21), common=16, out=3, budget=24)
+# Decodes of 256 rows, then of eight fewer in each step, so that all graphs are replayed.
+WIDE = Load(prompts=tuple(3 + i % 4 for i in range(256)), common=0, out=3, budget=512, apart=8)
+TINY_WIDE = Load(prompts=(3, 4, 5, 6, 3, 4), common=0, out=2, budget=48, apart=2)
+# Half of the blocks that the sequences need; of the preempted ones some fit on the host, the others are recomputed.
+SWAPPED = Load(prompts=(40,) * 16, common=0, out=56, budget=256, blocks=52, host_blocks=24)
+TINY_SWAPPED = Load(prompts=(15, 15), common=0, out=19, budget=48, blocks=5, host_blocks=4)
 
 
 def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device) -> Row:
-    """Run one model on both backends."""
-    weights = random_weights(config)
-    prompts = make_prompts(config, load)
-    longest = max(load.prompts) + load.out
-    blocks = sum(-(-(len(prompt) + load.out) // BLOCK_SIZE) for prompt in prompts) + 4
-    backend = CudaBackend.create(
-        config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_batched_tokens=max(load.budget, longest),
-        max_running=max(len(prompts), load.out), max_model_len=longest, dtype=dtype, device=device,
-        capture=CudaCapture(device.torch) if device.torch.type == "cuda" else None,
-    )  # fmt: skip
-    if device.torch.type == "cuda":  # the interpreter compiles nothing, and its warm-up takes a minute
-        backend.warm_up()
-    limits = EngineLimits(
-        max_model_len=longest, max_running=len(prompts), max_batched_tokens=load.budget, max_queued=len(prompts)
-    )
-    engine = Engine(backend, config, limits, clock=itertools.count().__next__)
-    answers = answer(engine, prompts, [load.out] * len(prompts)).tokens
-    engine.check()
-    reference = ReferenceBackend(config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=longest)
+    """Run one model on both backends: its tokens, distributions, sampler and block copies."""
+    weights, prompts = random_weights(config), make_prompts(config, load)
+    backend, row, answers = answered(config, weights, load, prompts, dtype, device)
+    reference = reference_of(config, weights, load)
     exact = dtype == torch.float32
-    row: Row = {"tokens": 0, "equal": 0, "gap": 0.0, "gap_bound": 0.0 if exact else NEAR_TIE, "logit_error": 0.0}
+    row |= {"logit_error": 0.0, "sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     divergences: list[NDArray[np.float64]] = []
-    row |= graphs(backend)
-    row |= {"sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     for prompt, tokens in zip(prompts, answers, strict=True):
         step = forced(prompt, tokens)
         expected, found = reference.logits(gather(step)), backend.logits(step)
-        chosen = np.array(tokens)
-        gaps = expected.max(axis=1) - expected[np.arange(len(tokens)), chosen]
-        row["tokens"] += len(tokens)
-        row["equal"] += int((expected.argmax(axis=1) == chosen).sum())
-        row["gap"] = max(row["gap"], float(gaps.max()))
+        count_tokens(row, expected, tokens)
         row["logit_error"] = max(row["logit_error"], float(np.abs(found - expected).max()))
         divergences.append(divergence(expected, found))
         wrong, error = sampled_wrong(backend, forced(prompt, tokens, mixed=config.vocab))
@@ -111,10 +116,85 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     return row | {"verdict": "ok" if good else "wrong"}
 
 
+def compare_tokens(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device) -> Row:
+    """Run one model on both backends and compare tokens: of many sequences, in graphs, with preemptions.
+
+    Every power of two of rows from 8 to the number of sequences must have been replayed as a graph, on a GPU; of a
+    load with too few blocks, sequences must have been moved to the host, while a step was in flight.
+    """
+    weights, prompts = random_weights(config), make_prompts(config, load)
+    _, row, answers = answered(config, weights, load, prompts, dtype, device)
+    reference = reference_of(config, weights, load)
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        count_tokens(row, reference.logits(gather(forced(prompt, tokens))), tokens)
+    good = row["gap"] <= row["gap_bound"]
+    if device.torch.type == "cuda":
+        wanted = {2**i for i in range(3, len(prompts).bit_length()) if 2**i <= len(prompts)}
+        good = good and (load.apart is None or wanted <= set(row["replayed"])) and row["overlap"]
+    if load.blocks is not None:
+        good = good and row["swaps"] > 0
+    return row | {"verdict": "ok" if good else "wrong"}
+
+
+def answered(
+    config: ModelConfig, weights: Weights, load: Load, prompts: list[list[int]], dtype: torch.dtype, device: Device
+) -> tuple[CudaBackend, Row, list[list[int]]]:
+    """A backend, what its engine did with the load, and the greedy answers."""
+    longest = max(len(prompt) + out for prompt, out in zip(prompts, load.outputs, strict=True))
+    backend = create(
+        config, weights, dtype, device, blocks=load.needed + 4 if load.blocks is None else load.blocks,
+        tokens=max(load.budget, longest), rows=max(len(prompts), load.out), length=longest,
+    )  # fmt: skip
+    limits = EngineLimits(
+        max_model_len=longest, max_running=len(prompts), max_batched_tokens=load.budget, max_queued=len(prompts),
+        host_blocks=load.host_blocks,
+    )  # fmt: skip
+    engine = Engine(backend, config, limits, clock=itertools.count().__next__)
+    answers = answer(engine, prompts, load.outputs).tokens
+    engine.check()
+    row: Row = {"tokens": 0, "equal": 0, "gap": 0.0, "gap_bound": 0.0 if dtype == torch.float32 else NEAR_TIE}
+    row |= {"overlap": engine.overlaps, "preemptions": engine.scheduler.preemptions, "swaps": engine.scheduler.swaps}
+    return backend, row | graphs(backend), answers
+
+
+def create(
+    config: ModelConfig, weights: Weights, dtype: torch.dtype, device: Device, *, blocks: int, tokens: int, rows: int,
+    length: int,
+) -> CudaBackend:  # fmt: skip
+    """A warm backend, with all its graphs on a GPU."""
+    gpu = device.torch.type == "cuda"
+    backend = CudaBackend.create(
+        config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_batched_tokens=tokens, max_running=rows,
+        max_model_len=length, dtype=dtype, device=device, capture=CudaCapture(device.torch) if gpu else None,
+    )  # fmt: skip
+    if gpu:  # the interpreter compiles nothing, and its warm-up takes a minute
+        backend.warm_up()
+        while backend.idle():
+            pass
+    return backend
+
+
+def reference_of(config: ModelConfig, weights: Weights, load: Load) -> ReferenceBackend:
+    """The reference, with room for one sequence."""
+    longest = max(prompt + out for prompt, out in zip(load.prompts, load.outputs, strict=True))
+    blocks = -(-longest // BLOCK_SIZE) + 1
+    return ReferenceBackend(config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=longest)
+
+
+def count_tokens(row: Row, expected: Float32, tokens: list[int]) -> None:
+    """Add an answer to a row: tokens that are the reference's, and the largest gap of the others to its best."""
+    chosen = np.array(tokens)
+    gaps = expected.max(axis=1) - expected[np.arange(len(tokens)), chosen]
+    row["tokens"] += len(tokens)
+    row["equal"] += int((expected.argmax(axis=1) == chosen).sum())
+    row["gap"] = max(row["gap"], float(gaps.max()))
+
+
 def graphs(backend: CudaBackend) -> Row:
-    """Number of captured graphs, and of their replays."""
-    captured = [] if backend.graphs is None else list(backend.graphs.captured.values())
-    return {"graphs": len(captured), "replays": sum(one.replays for one in captured)}
+    """Number of captured graphs and of their replays, and the rows of those replayed."""
+    captured = {} if backend.graphs is None else backend.graphs.captured
+    replayed = sorted({shape.sequences for shape, one in captured.items() if one.replays})
+    return {"graphs": len(captured), "replays": sum(one.replays for one in captured.values()), "replayed": replayed}
 
 
 def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Three shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
+"""Four shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor, Weights, bf16_bits, layer_of
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, layer_of
 
 SMOLLM2 = ModelConfig(
     architecture="llama",
-    layers=6,
+    layers=4,
     hidden=576,
     heads=9,
     kv_heads=3,
@@ -27,7 +27,7 @@ SMOLLM2 = ModelConfig(
 QWEN3 = replace(
     SMOLLM2,
     architecture="qwen3",
-    layers=6,
+    layers=2,
     hidden=1024,
     heads=16,
     kv_heads=8,
@@ -38,10 +38,22 @@ QWEN3 = replace(
     norm_eps=1e-6,
     qk_norm=True,
 )
+QWEN2 = replace(
+    SMOLLM2,
+    layers=2,
+    hidden=896,
+    heads=14,
+    kv_heads=2,
+    intermediate=4864,
+    vocab=151_936,
+    rope_theta=1_000_000.0,
+    norm_eps=1e-6,
+    qkv_bias=True,
+)
 GEMMA = replace(
     SMOLLM2,
     architecture="gemma",
-    layers=4,
+    layers=2,
     hidden=1152,
     heads=4,
     kv_heads=1,
@@ -50,7 +62,7 @@ GEMMA = replace(
     vocab=65_536,
     rope_theta=1_000_000.0,
     local_rope_theta=10_000.0,
-    windows=(64, 64, 64, None),
+    windows=(64, None),
     query_scale=256**-0.5,
     attention_softcap=50.0,
     logit_softcap=30.0,
@@ -59,13 +71,13 @@ GEMMA = replace(
     output_norms=True,
     qk_norm=True,
 )
-MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Gemma-like": GEMMA}
+MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Qwen2.5-0.5B": QWEN2, "Gemma-like": GEMMA}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
     """The same flags and odd ratios, at sizes for the interpreter."""
     windows = (9, None) if config.windows else ()
-    heads = {9: (3, 1), 16: (4, 2), 4: (2, 1)}[config.heads]
+    heads = {9: (3, 1), 16: (4, 2), 14: (7, 1), 4: (2, 1)}[config.heads]
     return replace(
         config, layers=2, hidden=48, heads=heads[0], kv_heads=heads[1], head_dim=16, intermediate=80, vocab=211,
         max_positions=128, windows=windows, query_scale=config.query_scale and 16**-0.5,
@@ -74,7 +86,7 @@ def tiny(config: ModelConfig) -> ModelConfig:
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
-    """Matrices in bfloat16 that preserve the size of activations, norms near 1; logits of about size 1."""
+    """Matrices in bfloat16 that preserve the size of activations, norms near 1, logits of about size 1."""
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> Tensor:
@@ -84,7 +96,15 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
 
+    def layer() -> LayerWeights:
+        made = layer_of(config, matrix, norm)
+        if not config.qkv_bias:
+            return made
+        biases = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
+        return replace(made, **biases)
+
+    def bias(size: int) -> Tensor:
+        return Tensor("f32", (size,), 0.1 * rng.standard_normal(size, dtype=np.float32))
+
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(
-        embedding, tuple(layer_of(config, matrix, norm) for _ in range(config.layers)), norm(config.hidden), embedding
-    )
+    return Weights(embedding, tuple(layer() for _ in range(config.layers)), norm(config.hidden), embedding)

@@ -22,17 +22,17 @@ from bench.gpu.compiling import STACK_BOUND, compile_cases, table
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import MODELS
 from bench.gpu.null_gpu import SHARED_KIB
-from bench.gpu.precompile import jobs, precompile
-from bench.gpu.report import write_report
+from bench.gpu.report import markdown
 from bench.gpu.roofline import Rates, data_sheet
-from bench.gpu.run_all import run_all
 from bench.gpu.timing import Events, Timer, Wall, peaks
 from bench.lib.host import host
 from bench.lib.processes import ROOT
 from bench.lib.results import GOOD, INCOMPLETE, opened, read, save, work
 
-TOGETHER = ("load", "decode", "ttft", "timeline")
+TOGETHER = ("load", "decode", "ttft", "timeline", "launches")
 """Experiments that support one engine over several GPUs."""
+SELECTING = ("check", "tiles")
+"""Experiments for which --only names kernels; for others it selects rows by a part of their name."""
 
 
 def run(given: argparse.Namespace) -> int:
@@ -66,9 +66,11 @@ def measure(given: argparse.Namespace) -> int:
         models, given.interpret, clock, device, found, sheet, given.folder, given.tensor_parallel_size,
         tuple(given.only), given.quick, given.part,
     )  # fmt: skip
-    if given.command == "check" and given.part != "engine" and not given.interpret and not report["rows"]:
+    if given.command == "check" and given.part in {None, "kernels"} and not given.interpret and not report["rows"]:
         compile_on_all_cores(given)
     items = import_module(f"bench.gpu.experiments.{given.command}").items(setting)
+    if given.only and given.command not in SELECTING:
+        items = [item for item in items if any(words in item.key for words in given.only)]
     complete = work(given.out, report, items, given.seconds, say, alive=_alive)
     if given.command == "tiles":
         write_tiles(given.out)
@@ -116,27 +118,10 @@ def compile_all(given: argparse.Namespace) -> int:
     return 1 if bad or not rows else 0
 
 
-def precompile_all(given: argparse.Namespace) -> int:
-    """Fill the cache that all other commands read."""
-    if given.capability is None and not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA GPU: name the card's --capability")
-    wanted = jobs(given.capability or torch.cuda.get_device_capability())
-    return 0 if precompile(Path(os.environ["TRITON_CACHE_DIR"]), wanted, given.out, say) else 1
-
-
-def everything(given: argparse.Namespace) -> int:
-    """Run all measurements and write their report."""
-    status = run_all(given.out.resolve(), given.seconds, given.folder, say, interpret=given.interpret)
-    report(argparse.Namespace(folder=given.out))
-    return status
-
-
 def report(given: argparse.Namespace) -> int:
-    """Write tables and plots, and the card's tile table as far as measured."""
-    for path in sorted(given.folder.glob("tiles*.json")):
-        if (read(path) or {}).get("rows"):
-            write_tiles(path)
-    say(f"{write_report(given.folder)} written")
+    """Print the tables of a folder of result files."""
+    found = {path.stem: result for path in sorted(given.folder.glob("*.json")) if (result := read(path))}
+    say(markdown({name: result for name, result in found.items() if "part" in result}))
     return 0
 
 
@@ -180,8 +165,6 @@ def say(line: str) -> None:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compile": compile_all,
-    "precompile": precompile_all,
-    "all": everything,
     "report": report,
 }
 """Commands that are not experiments."""

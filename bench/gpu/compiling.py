@@ -19,10 +19,15 @@ STACK_BOUND = 256
 """Upper bound of stack bytes per thread for every kernel: 64 of 255 registers; a spilled tile needs more."""
 
 
-def compile_cases(cases: Iterable[Case], capabilities: Iterable[int], say: Say) -> list[Row]:
-    """One row for each kernel that a case launches on a card, or for the error that it raises."""
+def compile_cases(
+    cases: Iterable[Case], capabilities: Iterable[int], say: Say, gpu: NullGpu | None = None
+) -> list[Row]:
+    """One row for each kernel that a case launches on a card, or for the error that it raises.
+
+    `gpu`: the active one, by default one that only compiles kernels.
+    """
     rows: list[Row] = []
-    gpu = NullGpu(0).activate()
+    gpu = gpu or NullGpu(0).activate()
     chosen = list(cases)
     for gpu.capability in capabilities:
         for case in chosen:

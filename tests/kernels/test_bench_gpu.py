@@ -23,7 +23,7 @@ from bench.gpu.experiments import peer, start, timeline
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import LLAMA_8B, MODELS, random_weights, tiny
 from bench.gpu.profiler import Step, Times, device_spans, host_times, idle_share, many_host_times, summary
-from bench.gpu.report import markdown, write_report
+from bench.gpu.report import GOALS, markdown
 from bench.gpu.roofline import (
     DATA_SHEET,
     PUBLISHED,
@@ -33,7 +33,6 @@ from bench.gpu.roofline import (
     parameters,
     prefill_operations,
 )
-from bench.gpu.run_all import JOBS, Job, run_all
 from bench.gpu.serving import nano_vllm
 from bench.gpu.timing import Wall
 from bench.lib.checkpoint import write
@@ -227,89 +226,6 @@ def test_a_lost_gpu_ends_the_process_behind_the_row_that_lost_it(tmp_path: Path)
     assert [row["key"] for row in json.loads((tmp_path / "a.json").read_text())["rows"]] == ["bad", "good"]
 
 
-# All of it
-
-
-class Machine:
-    """Plays the processes of `run_all`: each writes `rows[job]` rows a turn, up to 4, in 100 seconds or all it has."""
-
-    def __init__(self, rows: dict[str, int], verdict: str = "ok", *, slow: bool = False) -> None:
-        self.now, self.rows, self.verdict, self.slow = 0.0, rows, verdict, slow
-        self.calls: list[tuple[str, float]] = []
-
-    def start(self, arguments: list[str], log: Path, limit: float) -> int | None:
-        out = Path(arguments[arguments.index("--out") + 1])
-        self.calls.append((out.stem, limit))
-        self.now += limit if self.slow else 100
-        found = json.loads(out.read_text()) if out.exists() else {"rows": []}
-        found["rows"] = (found["rows"] + [{"verdict": self.verdict}] * self.rows[out.stem])[:4]
-        found["complete"] = len(found["rows"]) == 4
-        log.write_text("said")
-        if found["rows"]:
-            out.write_text(json.dumps(found))
-        return 0 if found["complete"] else None
-
-    def run(self, folder: Path, seconds: float) -> int:
-        jobs = [Job(name, ("load",), 300.0) for name in self.rows]
-        return run_all(folder, seconds, folder, LINES.append, jobs=jobs, start=self.start, clock=lambda: self.now)
-
-
-def test_jobs_take_turns_and_calls_come_to_an_end_where_one_comes_to_nothing(tmp_path: Path) -> None:
-    machine = Machine({"half": 2, "whole": 4, "never": 0})
-    assert [machine.run(tmp_path, 1e6) for _ in range(3)] == [75, 75, 1]
-    assert [name for name, _ in machine.calls] == ["half", "whole", "never", "half", "never", "never"]
-    assert "to be looked at: never (not complete)" in LINES[-1]
-
-
-def test_a_call_ends_in_time_and_the_next_goes_on(tmp_path: Path) -> None:
-    machine = Machine({"first": 4, "second": 4})
-    assert machine.run(tmp_path, 138.0) == 75
-    assert machine.calls == [("first", 130.0)]
-    assert machine.run(tmp_path, 590.0) == 0
-    assert machine.calls[1:] == [("second", 315.0)]
-
-
-def test_a_job_that_takes_all_its_time_costs_the_others_no_turn(tmp_path: Path) -> None:
-    machine = Machine({"slow": 0, "last": 4}, slow=True)
-    assert machine.run(tmp_path, 380.0) == 75
-    assert machine.run(tmp_path, 380.0) == 75
-    assert [name for name, _ in machine.calls] == ["slow", "last"]
-    assert machine.run(tmp_path, 380.0) == 1
-
-
-def test_a_turn_that_a_call_cut_short_costs_a_job_not_its_place(tmp_path: Path) -> None:
-    machine = Machine({"first": 4, "goal": 0, "last": 4}, slow=True)
-    # The first has its 300 s; what is left for the goal is 115 of them, in which it comes to nothing.
-    assert [machine.run(tmp_path, 453.0) for _ in range(3)] == [75, 75, 1]
-    assert machine.calls == [("first", 315.0), ("goal", 130.0), ("goal", 315.0), ("last", 130.0), ("goal", 315.0)]
-    assert "to be looked at: goal (not complete)" in LINES[-1]
-
-
-@pytest.mark.parametrize("verdict", ["failed", "wrong", "spills"])
-def test_rows_that_failed_are_named_and_end_it_with_1(tmp_path: Path, verdict: str) -> None:
-    assert Machine({"some": 4}, verdict).run(tmp_path, 1e6) == 1
-    assert "to be looked at: some (4 rows failed)" in LINES[-1]
-    assert Machine({"some": 4}).run(tmp_path / "other", 1e6) == 0
-
-
-def test_jobs_have_names_of_their_own_and_come_in_the_order_of_their_worth_within_half_an_hour() -> None:
-    names = [job.name for job in JOBS]
-    assert len(set(names)) == len(names)
-    assert names[:4] == ["precompile", "check-kernels", "check-engine", "load-qwen3-0.6b"]
-    assert sum(job.limit for job in JOBS[: names.index("start-llama-8b") + 1]) <= 30 * 60
-    assert max(job.limit for job in JOBS) <= 540
-
-
-def test_what_a_machine_lacks_is_the_end_of_a_jobs_line(tmp_path: Path) -> None:
-    def start(arguments: list[str], log: Path, limit: float) -> int:
-        log.write_text("Traceback\nModuleNotFoundError: No module named 'uvicorn'\n")
-        return 1
-
-    jobs = [Job("start", ("start",), 100.0)]
-    assert run_all(tmp_path, 1e6, tmp_path, LINES.append, jobs=jobs, start=start) == 1
-    assert "start: exit status 1: ModuleNotFoundError: No module named 'uvicorn', 0 rows" in LINES
-
-
 def test_a_job_that_is_killed_takes_what_it_started_with_it(tmp_path: Path) -> None:
     program = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
     with group([sys.executable, "-c", program], tmp_path / "log", patience=30.0):
@@ -338,7 +254,6 @@ def test_a_folder_is_written_in_a_row_of_its_own_before_the_starts(tmp_path: Pat
     row = items[0].run()
     assert row["gb"] > 0
     assert (tmp_path / "octavo-qwen3-0.6b-tiny" / "config.json").exists()
-    assert JOBS[[job.name for job in JOBS].index("start-llama-8b")].limit > start.LIMIT + 60
 
 
 def test_a_folder_of_random_weights_is_a_checkpoint(tmp_path: Path) -> None:
@@ -393,12 +308,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("part", "model", "figure"),
     [
-        ("kernels", "qwen3-0.6b", "us"),
         pytest.param("tiles", "qwen3-0.6b", "best_us", marks=pytest.mark.full),
         ("decode", "llama-8b", "gb"),
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
-        ("ablation", "qwen3-0.6b", "gain_median"),
+        ("anchors", "llama-8b", "us"),
+        ("launches", "qwen3-0.6b", "host_ms"),
         pytest.param("timeline", "qwen3-0.6b", "step_ms_p50", marks=pytest.mark.full),
     ],
 )
@@ -413,31 +328,47 @@ def test_a_part_runs(folder: Path, part: str, model: str, figure: str) -> None:
     assert report["complete"]
     assert [row.get("why") for row in report["rows"] if row["verdict"] != "ok"] == []
     assert all(row[figure] > 0 for row in report["rows"])
-    text = markdown([report])
+    text = markdown({part: report})
     assert f"## {part}" in text
-    assert "| ≥ 30,000 | not measured |" in text
+    assert "this proves the program" in text
+    assert "| goal |" not in text
 
 
-def test_a_report_has_tables_and_plots(tmp_path: Path) -> None:
-    row = {"verdict": "ok", "model": "llama-8b"}
-    rows = {
-        "load": [row | {"key": "a", "model": "qwen3-0.6b", "way": "sampled", "tokens_per_s": 31e3, "of_ceiling": 0.8}],
-        "decode": [row | {"weights": "bf16", "kv": "auto", "batch": 1, "context": 512, "of_bandwidth": 0.9,
-                          "of_sheet_bandwidth": 0.8}],
-        "ttft": [row | {"tokens": 128, "ttft_ms": 9.0, "of_flops": 0.5},
-                 {"key": "b", "verdict": "failed", "why": "no room"}],
-        "timeline": [row | {"batch": 1, "turn": [[0, 2]], "launch": [[0, 1]], "wait": [[1, 2]], "device": [[0, 1]],
-                            "kernels": [[0, 1, "k"]]}],
-    }  # fmt: skip
+def test_a_report_ends_with_what_failed_its_steps_and_the_goals_it_reached() -> None:
+    load = {
+        "key": "a",
+        "verdict": "ok",
+        "model": "qwen3-0.6b",
+        "way": "sampled",
+        "tokens_per_s": 31e3,
+        "of_ceiling": 0.7,
+    }
+    bad = {"key": "attend decode", "verdict": "wrong", "error": 0.03}
     peaks = {"bandwidth": 4.3e12, "bf16": 8e14, "fp8": None}
-    for part, own in rows.items():
-        report = {"part": part, "rows": own, "interpreted": False, "card": "NVIDIA H200", "peaks": peaks}
-        report |= {"versions": {"torch": "t", "cuda": "c", "triton": "t"}, "data_sheet": None}
-        (tmp_path / f"{part}.json").write_text(json.dumps(report))
-    text = write_report(tmp_path).read_text()
-    assert "| ≥ 30,000 | **31,000** ✓ |" in text
-    assert "| ≥ 85.0 % | **80.0 %** ✗ |" in text
-    assert "- b: failed: no room" in text
-    for name in ("load", "decode", "ttft", "timeline-llama-8b-1"):
-        assert f"({name}.svg)" in text
-        assert "<svg" in (tmp_path / f"{name}.svg").read_text()
+    head = {"interpreted": False, "card": "NVIDIA H200", "peaks": peaks, "data_sheet": None}
+    head |= {"versions": {"torch": "t", "cuda": "c", "triton": "t"}}
+    reports = {
+        "check-kernels": head | {"part": "check", "rows": [bad]},
+        "load-0.6b": head | {"part": "load", "rows": [load]},
+    }
+    steps = [
+        {"name": "check-kernels", "status": "failed", "seconds": 9.0, "rows": 1, "bad": 1, "compiled": 0},
+        {"name": "load-0.6b", "status": "ok", "seconds": 80.0, "rows": 1, "bad": 0, "compiled": 2},
+    ]
+    text = markdown(reports, steps)
+    at = [text.index(words) for words in (
+        "| qwen3-0.6b | sampled | 31,000 | 70.0 % |",
+        "FAILED check-kernels: attend decode: wrong: error 0.03",
+        "NVIDIA H200: a copy reaches 4.3 TB/s",
+        "| load-0.6b | ok | 80.0 | 1 | 0 | 2 |  |",
+        "| ≥ 80.0 % | **70.0 %** ✗ |",
+    )]  # fmt: skip
+    assert at == sorted(at)
+    assert "14B" not in text
+
+
+def test_a_goal_is_the_median_of_its_rows_and_empty_without_any() -> None:
+    assert not any(goal.measured([]) for goal in GOALS)
+    row = {"model": "llama-8b", "weights": "bf16", "kv": "auto", "batch": 1, "context": 512, "of_bandwidth": 0.9}
+    [decode] = [goal for goal in GOALS if goal.part == "decode"]
+    assert decode.measured([row, row | {"batch": 2, "of_bandwidth": 0.1}]) == "**90.0 %** ✓"

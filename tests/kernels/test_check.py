@@ -6,13 +6,17 @@ import argparse
 import json
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from bench.gpu.check_engine import TINY_SWAPPED, TINY_WIDE, WIDE, compare_tokens
+from bench.gpu.checked_models import QWEN2, SMOLLM2, random_weights, tiny
 from bench.gpu.commands import measure
+from octavo_inference.backends.cuda.device import find_device
 
 Run = Callable[..., int]
 
@@ -34,10 +38,13 @@ def check(tmp_path: Path) -> Run:
 def test_all_is_well_in_the_interpreter(check: Run, tmp_path: Path) -> None:
     assert check() == 0
     report = json.loads((tmp_path / "check.json").read_text())
-    kernels, engines = ([row for row in report["rows"] if part in row] for part in ("kernel", "model"))
+    kernels, engines = ([row for row in report["rows"] if row["key"].startswith("engine") is is_engine]
+                        for is_engine in (False, True))  # fmt: skip
     assert {row["verdict"] for row in kernels} == {"ok"}
-    assert [row["verdict"] for row in engines] == ["ok"] * 3
+    assert kernels[-1]["key"] == "soak"
+    assert [row["verdict"] for row in engines] == ["ok"] * 6
     assert all(row["equal"] == row["tokens"] > 0 for row in engines)
+    assert engines[-1]["swaps"] > 0
     assert report["interpreted"]
 
 
@@ -46,6 +53,29 @@ def test_a_kernel_is_well_in_the_interpreter(check: Run, tmp_path: Path, kernel:
     assert check(part="kernels", only=[kernel]) == 0
     report = json.loads((tmp_path / "check.json").read_text())
     assert {(row["kernel"], row["verdict"]) for row in report["rows"]} == {(kernel, "ok")}
+
+
+def test_sequences_return_from_the_host_while_a_step_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config = replace(tiny(SMOLLM2), layers=1)
+    row = compare_tokens(config, TINY_SWAPPED, torch.float32, find_device())
+    assert (row["verdict"], row["equal"], row["overlap"]) == ("ok", 38, True), row
+    assert row["swaps"] == row["preemptions"] == 1
+
+
+def test_a_model_with_biases_answers_as_the_reference_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    config = replace(tiny(QWEN2), layers=1)
+    layer = random_weights(config).layers[0]
+    assert layer.q_bias is not None
+    assert layer.k_bias is not None
+    row = compare_tokens(config, replace(TINY_WIDE, prompts=(3, 4), apart=1), torch.float32, find_device())
+    assert (row["verdict"], row["equal"]) == ("ok", row["tokens"]), row
+
+
+def test_the_wide_load_has_every_size_of_graph() -> None:
+    running = [sum(out > step for out in WIDE.outputs) for step in range(max(WIDE.outputs))]
+    assert {8, 16, 32, 64, 128, 256} <= set(running)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import torch
 
+from bench.gpu import check_engine, soak
 from bench.gpu.cases import chosen
 from bench.gpu.cases.case import Case, Pair
-from bench.gpu.check_engine import REAL, TINY, compare
-from bench.gpu.checked_models import MODELS, tiny
+from bench.gpu.checked_models import MODELS, SMOLLM2, tiny
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.timing import measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.models.config import ModelConfig
 
 REPEATS = 20
+LOADS = {
+    "graphs": (check_engine.WIDE, check_engine.TINY_WIDE),
+    "preempted": (check_engine.SWAPPED, check_engine.TINY_SWAPPED),
+}
 
 
 def items(setting: Setting) -> Iterator[Item]:
     """Kernels first: a wrong engine does not tell which kernel is wrong."""
     torch.backends.cuda.matmul.allow_tf32 = False  # otherwise the references would not be in float32
-    if setting.part != "engine":
+    if setting.part in {None, "kernels"}:
         for case in chosen(setting.only, quick=setting.quick):
             yield Item(f"{case.kernel} {case.variant}", partial(check_kernel, setting, case))
-    if setting.part != "kernels" and not setting.only:
+    if setting.only:
+        return
+    if setting.part in {None, "engine"}:
         for model in MODELS:
             yield Item(f"engine {model}", partial(check_model, setting, model))
+        for name, loads in LOADS.items():
+            yield Item(f"engine {name}", partial(check_tokens, setting, setting.pick(*loads)))
+    if setting.part in {None, "soak"}:
+        yield Item("soak", partial(check_soak, setting))
 
 
 def check_kernel(setting: Setting, case: Case) -> Row:
@@ -53,9 +65,25 @@ def check_kernel(setting: Setting, case: Case) -> Row:
 def check_model(setting: Setting, model: str) -> Row:
     """Compare an engine with the reference."""
     config = tiny(MODELS[model]) if setting.interpret else MODELS[model]
+    load = setting.pick(check_engine.REAL, check_engine.TINY)
     dtype = setting.place.dtype
     row: Row = {"model": model, "dtype": str(dtype).removeprefix("torch.")}
-    return row | compare(config, TINY if setting.interpret else REAL, dtype, find_device())
+    return row | check_engine.compare(config, load, dtype, find_device())
+
+
+def check_tokens(setting: Setting, load: check_engine.Load) -> Row:
+    """Compare an engine's tokens with the reference's."""
+    return check_engine.compare_tokens(small(setting), load, setting.place.dtype, find_device())
+
+
+def small(setting: Setting) -> ModelConfig:
+    """A model for many tokens: a layer of SmolLM2 with few words, so that the reference keeps up."""
+    return tiny(SMOLLM2) if setting.interpret else replace(SMOLLM2, layers=1, vocab=4096)
+
+
+def check_soak(setting: Setting) -> Row:
+    """Compare an engine that overlaps its steps with one that does not, over random requests and aborts."""
+    return soak.check(small(setting), setting.pick(soak.REAL, soak.TINY), setting.place.dtype, find_device())
 
 
 def error(pairs: list[Pair]) -> tuple[float, float]:

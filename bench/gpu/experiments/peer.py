@@ -26,18 +26,13 @@ LIMIT, PATIENCE = 400.0, 3.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An engine: the required module, the runner that drives it, and the prefix of supported models."""
+    """An engine: the required module, and the runner that drives it."""
 
     module: str
     runner: str
-    prefix: str = ""
 
 
-PEERS = {
-    "vLLM": Peer("vllm", "bench.gpu.runners.vllm_gpu"),
-    "nano-vllm": Peer("nanovllm", "bench.gpu.runners.nano_vllm", prefix="qwen3"),
-    "transformers, continuous batching": Peer("transformers", "bench.gpu.runners.transformers_cb"),
-}
+PEERS = {"vLLM": Peer("vllm", "bench.gpu.runners.vllm_gpu")}
 
 
 def items(setting: Setting) -> Iterator[Item]:
@@ -48,12 +43,10 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def run(setting: Setting, model: str, name: str, peer: Peer) -> Row:
-    """An engine's throughput in its last round. Refused where it is not installed or does not support the model."""
+    """An engine's throughput in its last round. Refused where it is not installed."""
     row: Row = {"model": model, "engine": name}
     if importlib.util.find_spec(peer.module) is None:
         return row | {"verdict": "refused", "why": f"{name} is not installed here (no module {peer.module})"}
-    if not model.startswith(peer.prefix):
-        return row | {"verdict": "refused", "why": f"{name} knows {peer.prefix} models only"}
     folder, load = checkpoint(setting, model), the_load(setting)
     given, result, log = folder / "load.json", folder / "peer.json", folder / "peer.log"
     words = {"folder": str(folder), "prompts": load.prompts, "outputs": load.outputs, "result": str(result)}

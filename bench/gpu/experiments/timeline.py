@@ -1,4 +1,4 @@
-"""Records a few decode steps for a plot: the host's work, its waits, and the device's kernels over time.
+"""Records a few decode steps: the host's work, its waits, and the device's kernels over time.
 
 torch.profiler records both on one clock. Without kernel records (no GPU, or no permission), the device's line comes
 from the events around each step.
@@ -89,7 +89,17 @@ def lanes(events: Iterable[Any], steps: int) -> Row:
     row["kernels"] = [[*_from(zero, (begin, end)), name] for begin, end, name in kernels]
     row["kernel_idle"] = idle_share([(begin, end) for begin, end, _ in kernels]) if kernels else None
     row["kernels_a_step"] = len(kernels) / steps
+    row["longest"] = longest(kernels, steps)
     return row
+
+
+def longest(kernels: Iterable[tuple[float, float, str]], steps: int, count: int = 6) -> str:
+    """Names of the kernels that take most time, with their launches and microseconds per step."""
+    found: dict[str, list[float]] = {}
+    for begin, end, name in kernels:
+        found.setdefault(name[:28], []).append(1e3 * (end - begin))
+    most = sorted(found.items(), key=lambda item: -sum(item[1]))[:count]
+    return ", ".join(f"{name} {len(us) / steps:.0f} × {sum(us) / len(us):.1f} µs" for name, us in most)
 
 
 SHOWN = ("idle", "idle_most", "step_ms_p50", "host_ms_p50", "launch_ms_p50")

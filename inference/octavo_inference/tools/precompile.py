@@ -30,7 +30,7 @@ from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB, NullDriver
 from octavo_inference.backends.cuda.aot.shapes import SHAPES
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.collectives import RankGroup
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.config.engine import GPU_PROFILES, KvDtype, ProfileName
@@ -140,21 +140,37 @@ def zeros(config: ModelConfig) -> Weights:
 
 def warm_up(job: CompileJob, profile: ProfileName = "balanced") -> kernel_cache.CacheUse:
     """Make Triton compile the kernels of a job's server into TRITON_CACHE_DIR. The process needs a `NullDriver`."""
-    whole, sizes = SHAPES[job.model], GPU_PROFILES[profile]
+    whole = SHAPES[job.model]
     config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
+    group = _Absent(0, job.ranks)
+    return rehearse(config, weights, job.capability, job.kv_dtype, job.weights, profile=profile, group=group)
+
+
+def rehearse(
+    config: ModelConfig,
+    weights: Weights,
+    capability: tuple[int, int],
+    kv_dtype: KvDtype = "auto",
+    quantization: Quantization = "auto",
+    *,
+    profile: ProfileName = "balanced",
+    group: RankGroup = ALONE,
+) -> kernel_cache.CacheUse:
+    """Make Triton compile the kernels of a model's server. The process needs a `NullDriver`."""
+    sizes = GPU_PROFILES[profile]
     with kernel_cache.watched() as found, _NoProducts():
         backend = CudaBackend.create(
             config,
             weights,
-            device=Device(torch.device("cpu"), "null", job.capability, _PROCESSORS, 0, 0),
+            device=Device(torch.device("cpu"), "null", capability, _PROCESSORS, 0, 0),
             num_blocks=_BLOCKS,
             max_batched_tokens=sizes.max_batched_tokens,
             max_running=sizes.max_running_requests,
             max_model_len=_POSITIONS,
             dtype=torch.bfloat16,
-            kv_dtype=job.kv_dtype,
-            quantization=job.weights,
-            group=_Absent(0, job.ranks),
+            kv_dtype=kv_dtype,
+            quantization=quantization,
+            group=group,
             capture=_Launched,
         )
         backend.warm_up()

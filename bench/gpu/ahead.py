@@ -1,0 +1,97 @@
+"""Compiles the kernels of one job into TRITON_CACHE_DIR, for a card that is not here: `python -m bench.gpu.ahead`.
+
+    check I N       every Nth case of `check --quick`, from the Ith
+    engine NAME     an engine of `check`
+    model NAME      a measured model, as its engine launches it
+    tiles NAME      the tiles that `tiles --only attention` tries; also `anchors NAME`
+
+`bench.gpu.pack` starts it, with the Python, torch and Triton versions of the machine that has the card: Triton's key of
+a kernel contains its own version.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.gpu import checked_models, measured_models
+from bench.gpu.cases import chosen
+from bench.gpu.compiling import META, compile_cases
+from bench.gpu.experiments.setting import Setting
+from bench.gpu.null_gpu import NullGpu
+from bench.gpu.roofline import PUBLISHED
+from bench.gpu.timing import Wall
+from bench.lib.results import attempt
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.tools.precompile import rehearse, zeros
+
+ATTENTION = "attention"
+
+
+@dataclass(slots=True)
+class LaunchingGpu(NullGpu):
+    """A GPU that launches nothing and also compiles launchers: Triton before 3.7 has one in C for each signature."""
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        """Compile the launcher into the cache."""
+        driver = import_module("triton.backends.nvidia.driver")
+        driver.CudaLauncher(source, metadata)
+        return lambda *_: None
+
+
+def jobs(parts: int) -> list[tuple[str, ...]]:
+    """All jobs, in the order of their use; the cases of `check` in so many parts."""
+    models = tuple(measured_models.MODELS)
+    found: list[tuple[str, ...]] = [("check", str(i), str(parts)) for i in range(parts)]
+    found += [("engine", name) for name in checked_models.MODELS]
+    found += [("model", name) for name in models] + [("tiles", name) for name in models]
+    return [*found, ("anchors", "llama-8b")]
+
+
+def run(gpu: NullGpu, kind: str, *given: str) -> None:
+    """Compile the kernels of a job. One that does not compile fails again at its launch, which reports it."""
+    if kind == "check":
+        part, parts = map(int, given)
+        compile_cases(chosen((), quick=True)[part::parts], [gpu.capability], lambda _: None, gpu)
+    elif kind == "engine":
+        engine(checked_models.MODELS[given[0]], gpu.capability)
+    elif kind == "model":
+        engine(replace(measured_models.MODELS[given[0]], layers=1), gpu.capability)
+    else:
+        experiment(kind, given[0])
+
+
+def engine(config: ModelConfig, capability: int) -> None:
+    """Kernels of a server of this shape."""
+    rehearse(config, zeros(config), divmod(capability, 10))
+
+
+def experiment(part: str, model: str) -> None:
+    """Kernels of an experiment, whose launches do nothing: tensors on `meta` have sizes and no memory."""
+    only = (ATTENTION,) if part == "tiles" else ()
+    setting = Setting((model,), False, Wall(), META.device, PUBLISHED, None, Path(), only=only)
+    for item in import_module(f"bench.gpu.experiments.{part}").items(setting):
+        row = attempt(item.run)
+        if "why" in row:
+            print(f"{item.key}: {row['why']}", flush=True)
+
+
+def main() -> None:
+    capability, *job = sys.argv[1:]
+    torch.set_num_threads(1)
+    sys.setdlopenflags(os.RTLD_LAZY)  # launchers load although the driver's functions are not here
+    began, gpu = time.monotonic(), LaunchingGpu(int(capability)).activate()
+    run(gpu, *job)
+    print(f"{' '.join(job)}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ os.environ.setdefault(
 )
 
 from bench.gpu.cases.attention import DECODE, FEW, PREFILL, Attention
-from bench.gpu.cases.linear import SIZES, Product, Product8
+from bench.gpu.cases.linear import SIZES, Product
 from bench.gpu.compiling import META
 from bench.gpu.null_gpu import TOOLS, NullGpu
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
@@ -39,7 +39,6 @@ CASES = {
     "gemv fp8": Product("fp8", 1, *SIZES["gate_up"]),
     "linear fp8": Product("fp8", 512, *SIZES["gate_up"]),
     "gemv int4": Product("int4 q4_k", 1, *SIZES["gate_up"]),
-    "fp8 by fp8": Product8(128, *SIZES["gate_up"]),
 }
 
 
@@ -69,7 +68,7 @@ def main() -> None:
     gpu = Disassembler(0).activate()
     gpu.capability = int(sys.argv[1])
     for name, case in CASES.items():
-        if gpu.capability < 89 and name in {"decode fp8", "fp8 by fp8"}:
+        if gpu.capability < 89 and name == "decode fp8":
             continue  # no float8 there
         before = len(gpu.loaded)
         case.prepare(META).launch()

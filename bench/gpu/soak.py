@@ -21,7 +21,8 @@ from bench.gpu.checked_models import random_weights
 from bench.lib.results import Row
 from octavo_inference.backends.cuda.device import Device
 from octavo_inference.core.backend import Backend
-from octavo_inference.core.engine import Engine, EngineLimits
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.models.config import ModelConfig
 

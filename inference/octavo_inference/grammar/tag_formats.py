@@ -285,7 +285,7 @@ class FormatWriter:
         return self._terminal(f"{text} {one_of(ends)}", "[lazy]")
 
     def _count(self, written: str) -> None:
-        """Refuse a tag that takes too much: what follows is written behind each part, so that ends and parts multiply."""
+        """Refuse a tag that takes too much: what follows is written behind each part, so ends and parts multiply."""
         self._left -= len(written)
         if self._left < 0:
             problem = f"more than {MAX_WRITTEN} characters as a grammar; give fewer or shorter parts, ends or excludes"

@@ -48,12 +48,14 @@ def for_template(
 def _with_own_ids(messages: Sequence[Message], form: ToolFormat) -> list[Message]:
     """The messages with ids of calls in the model's form: clients may have taken them from another model."""
     own: dict[str, str] = {}
+    number = 0
     changed: list[Message] = []
     for message in messages:
         calls = []
         for call in _calls(message):
             given = str(call.get("id") or "")
-            own[given] = form.own_id(given, call["function"]["name"], len(own))
+            own[given] = form.own_id(given, call["function"]["name"], number)
+            number += 1
             calls.append({**call, "id": own[given]})
         ids: dict[str, object] = {"tool_calls": calls} if calls else {}
         if (answered := message.get("tool_call_id")) is not None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeAlias
 from octavo_inference.grammar.pattern_size import check_pattern
 from octavo_inference.grammar.plain_schema import NUMBER_FORMATS, OPEN_FORMATS
 from octavo_inference.grammar.refusal import refusal
-from octavo_inference.grammar.schema_walk import BY_NAME, LISTS, subschemas, target
+from octavo_inference.grammar.schema_walk import ANNOTATIONS, BY_NAME, LISTS, subschemas, target
 
 Schema: TypeAlias = "Mapping[str, Any] | bool"
 
@@ -44,11 +44,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "propertyNames": (True, {}, {"type": "string"}),
 }
 """Values with which a keyword restricts nothing, so that it is accepted. All others are refused."""
-ANNOTATIONS = frozenset({
-    "$schema", "$id", "id", "$comment", "title", "description", "default", "examples", "example", "readOnly",
-    "writeOnly", "deprecated", "discriminator", "externalDocs", "xml",
-})  # fmt: skip
-"""Keywords without effect on validation, in JSON Schema and OpenAPI; in addition, all that begin with `x-`."""
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 _INSTEAD = {
@@ -64,7 +59,7 @@ def check_schema(schema: object, param: str) -> None:
     if schema is False:
         raise refusal(param, "the schema false allows no answer")
     try:
-        size = len(json.dumps(schema, allow_nan=False))
+        size = len(json.dumps(schema, allow_nan=False, ensure_ascii=False).encode())
     except RecursionError:
         raise refusal(param, f"nested too deeply; at most {MAX_DEPTH} schemas inside each other") from None
     except (ValueError, TypeError) as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from octavo_inference.grammar.schema_walk import subschemas, target
+from octavo_inference.grammar.schema_walk import ANNOTATIONS, subschemas, target
 
 Node = dict[str, Any]
 
@@ -34,7 +34,7 @@ _WITHOUT_EFFECT = ("nullable", "uniqueItems", "propertyNames", "unevaluatedPrope
 _REWRITTEN = frozenset({*_WITHOUT_EFFECT, "format", "exclusiveMinimum", "exclusiveMaximum"})
 # With null as one of the types, what these say would have to change, too.
 _BRANCHES = frozenset({"$ref", "anyOf", "oneOf", "allOf"})
-_OUTSIDE = frozenset({"$defs", "definitions", "$schema", "$id", "id"})
+_OUTSIDE = ANNOTATIONS | {"$defs", "definitions"}
 
 
 def plain_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,15 +88,23 @@ def _number_format(node: Node) -> None:
         del node["format"]
     if name in INTEGER_FORMATS:
         low, high = INTEGER_FORMATS[name]
+        kinds = node.get("type")
+        if isinstance(kinds, list):
+            node["type"] = list(dict.fromkeys("integer" if kind == "number" else kind for kind in kinds))
+        elif kinds == "number":
+            node["type"] = "integer"
         node["minimum"] = max(low, node.get("minimum", low))
         node["maximum"] = min(high, node.get("maximum", high))
 
 
 def _allow_null(node: Node) -> None:
     """Allow null, too: as one of the types, or as an alternative to all that the node says."""
-    if _BRANCHES & node.keys():
-        inside = {keyword: node.pop(keyword) for keyword in [*node] if keyword not in _OUTSIDE}
-        node["anyOf"] = [inside, {"type": "null"}]
+    restricting = [keyword for keyword in node if keyword not in _OUTSIDE and not keyword.startswith("x-")]
+    if restricting == ["anyOf"]:
+        # The alternatives keep their places, which references may name.
+        node["anyOf"].append({"type": "null"})
+    elif _BRANCHES & node.keys():
+        node["anyOf"] = [{keyword: node.pop(keyword) for keyword in restricting}, {"type": "null"}]
     elif "type" in node:
         types = node["type"] if isinstance(node["type"], list) else [node["type"]]
         node["type"] = [*types, *(["null"] if "null" not in types else [])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -12,6 +13,12 @@ LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 """Keywords whose value is a list of schemas."""
 BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose value is an object of schemas."""
+ANNOTATIONS = frozenset({
+    "$schema", "$id", "id", "$comment", "title", "description", "default", "examples", "example", "readOnly",
+    "writeOnly", "deprecated", "discriminator", "externalDocs", "xml",
+})  # fmt: skip
+"""Keywords without effect on validation, in JSON Schema and OpenAPI; in addition, all that begin with `x-`."""
+_INDEX = re.compile(r"[0-9]{1,9}", re.ASCII)
 
 
 def subschemas(node: Mapping[str, Any]) -> Iterator[tuple[object, str]]:
@@ -34,7 +41,7 @@ def target(root: Mapping[str, Any], reference: str) -> object:
         name = step.replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping) and name in found:
             found = found[name]
-        elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name) < len(found):
+        elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             raise KeyError(reference)

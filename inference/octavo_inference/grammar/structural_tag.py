@@ -20,7 +20,7 @@ from octavo_inference.grammar.tag_formats import FormatWriter
 
 def structural_tag_grammar(tag: Mapping[str, Any], param: str, style: JsonStyle = FIXED) -> str:
     """The grammar of a structural tag in either form. Raises `RequestError`."""
-    writer = FormatWriter(style)
+    writer = FormatWriter(style, param)
     if "format" in tag:
         fields.only(tag, ("type", "format"), param)
         start = writer.format(tag["format"], f"{param}.format", 1)

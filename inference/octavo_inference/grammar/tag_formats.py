@@ -20,18 +20,22 @@ from octavo_inference.grammar.tag_fields import either, one_of, refuse
 MAX_TAGS = 256
 MAX_NESTING = 16
 MAX_REPEATS = 1000
+MAX_WRITTEN = 1 << 23
+"""Characters of a tag as a grammar, with those inside of others counted again."""
 
 _ANY = r"/(.|\n)*/"
-_OPEN = frozenset({"any_text", "any_tokens", "triggered_tags", "dispatch", "token_triggered_tags"})
+_OPEN = ("any_text", "any_tokens", "triggered_tags", "dispatch", "token_triggered_tags")
 Ends = tuple[str, ...]
 
 
 class FormatWriter:
-    """Writes formats as Lark expressions; `rules` are those that they refer to."""
+    """Writes formats as Lark expressions; `rules` are those that they refer to. `param` is the tag's field."""
 
-    def __init__(self, style: JsonStyle) -> None:
+    def __init__(self, style: JsonStyle, param: str) -> None:
         self.rules: list[str] = []
+        self._param = param
         self._style = style
+        self._left = MAX_WRITTEN
         self._writers: dict[str, Callable[[Any, str, int, Ends], str]] = {
             "const_string": self._const_string,
             "json_schema": self._json_schema,
@@ -65,7 +69,9 @@ class FormatWriter:
             refuse(where, f"more than {MAX_NESTING} formats inside each other")
         if not isinstance(kind, str) or kind not in self._writers:
             refuse(where, f"type {str(kind)[:64]!r} is not supported; supported: {', '.join(self.kinds)}")
-        return self._writers[kind](node, where, nesting, ends)
+        written = self._writers[kind](node, where, nesting, ends)
+        self._count(written)
+        return written
 
     def tag(self, node: Any, where: str, nesting: int, ends: Ends, begun: str = "") -> str:
         """A tag; `begun` is the first part of its beginning that has been written."""
@@ -278,7 +284,15 @@ class FormatWriter:
             text = self._terminal(text)
         return self._terminal(f"{text} {one_of(ends)}", "[lazy]")
 
+    def _count(self, written: str) -> None:
+        """Refuse a tag that takes too much: what follows is written behind each part, so ends and parts multiply."""
+        self._left -= len(written)
+        if self._left < 0:
+            problem = f"more than {MAX_WRITTEN} characters as a grammar; give fewer or shorter parts, ends or excludes"
+            refuse(self._param, problem)
+
     def _terminal(self, body: str, options: str = "") -> str:
+        self._count(body)
         name = f"{'t' if options else 'T'}{len(self.rules)}"
         self.rules.append(f"{name}{options}: {body}")
         return name
@@ -324,18 +338,20 @@ def _check_excluded(node: Any, where: str) -> None:
         fields.token(given, f"{where}.exclude_tokens")
 
 
-def _is_open(node: Any) -> bool:
+def _is_open(node: Any, nesting: int = 1) -> bool:
     """True if a format may end with free text."""
     if not isinstance(node, dict):
         return False
+    if nesting > MAX_NESTING:
+        return False  # it is refused where it is written
     kind = node.get("type")
-    if kind in _OPEN:
-        return kind != "triggered_tags" or not (node.get("at_least_one") and node.get("stop_after_first"))
+    if kind == "triggered_tags":
+        return not (node.get("at_least_one") and node.get("stop_after_first"))
     if kind == "tag":
-        return node.get("end") == "" and _is_open(node.get("content"))
+        return node.get("end") == "" and _is_open(node.get("content"), nesting + 1)
     if kind == "optional":
-        return _is_open(node.get("content"))
+        return _is_open(node.get("content"), nesting + 1)
     elements = node.get("elements")
-    if not isinstance(elements, list) or kind not in {"sequence", "or"}:
-        return False
-    return any(map(_is_open, elements if kind == "or" else elements[-1:]))
+    if kind in ("sequence", "or") and isinstance(elements, list):
+        return any(_is_open(element, nesting + 1) for element in (elements if kind == "or" else elements[-1:]))
+    return kind in _OPEN

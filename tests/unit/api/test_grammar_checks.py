@@ -20,7 +20,7 @@ BEGIN = ModelTokens(tokenizer="", size=257, ends=(256,))
 
 
 class PlayedProcess:
-    """Ends by what a grammar says: an error for "bad", an end of the process for "bomb"."""
+    """Ends by what a grammar says: an error for "bad", an end of the process for "bomb", another for "strange"."""
 
     resident = 1
     is_alive = True
@@ -43,6 +43,8 @@ class PlayedProcess:
             raise GrammarProcessEndedError("time", "took too long")
         if grammar.startswith("lost"):
             raise GrammarProcessEndedError("failed", "it ended")
+        if grammar == "strange":
+            raise ValueError(grammar)
         return Tried(seconds=0.01, error="it is bad" if grammar.startswith("bad") else None)
 
     async def end(self) -> None:
@@ -98,6 +100,17 @@ async def test_a_process_that_ends_for_another_reason_is_no_fault_of_the_grammar
     with pytest.raises(ApiError):
         await checked.check("lost", "a", "field")
     assert process.tried == ["lost", "lost"]
+    await checked.close()
+
+
+async def test_an_unexpected_error_ends_the_wait_of_its_request_only():
+    process = PlayedProcess()
+    checked = checks(process)
+    results = await asyncio.gather(
+        *(checked.check(grammar, "a", "field") for grammar in ("one", "strange", "two")), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [type(None), ApiError, type(None)]
+    assert process.ends == 1
     await checked.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import string
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.chat_format.test_any_split import CALLS
 from tests.unit.chat_format.written import Call, parsed, parts
 
+from octavo_inference.answers.history import for_template
 from octavo_inference.chat_format.formats.known import TOOL_FORMATS, tool_format
 from octavo_inference.chat_format.past_calls import PastCall, PastResult
 
@@ -91,6 +94,21 @@ def test_ids_of_kimi_have_the_name_and_the_number() -> None:
     own = tool_format("kimi_k2").own_id
     assert own("call_7f", "get_time", 4) == "functions.get_time:4"
     assert own("functions.get_time:2", "get_time", 4) == "functions.get_time:2"
+
+
+def test_calls_are_numbered_even_if_a_client_uses_an_id_again() -> None:
+    call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turn = [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "1", "tool_call_id": "call_0"},
+    ]
+    template: Any = SimpleNamespace(uses=lambda _: True, text_arguments=True)
+    formats: Any = SimpleNamespace(enforced_tools=tool_format("kimi_k2"))
+    tokenizer: Any = None
+    shown: list[Any] = for_template(turn * 3, template, formats, tokenizer, None)
+    ids = [message["tool_calls"][0]["id"] for message in shown[::2]]
+    assert ids == [message["tool_call_id"] for message in shown[1::2]]
+    assert ids == ["functions.f:0", "functions.f:1", "functions.f:2"]
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - {"mistral", "kimi_k2"}))

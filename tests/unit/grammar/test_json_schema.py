@@ -64,6 +64,8 @@ def test_annotations_of_json_schema_and_openapi_are_accepted():
         ({"$ref": "https://example.com/a"}, "'https://example.com/a' is not supported; supported: places in the same"),
         ({"$ref": "other.json#/a"}, "'other.json#/a' is not supported"),
         ({"$ref": "#/$defs/b", "$defs": {"a": {}}}, "'#/\\$defs/b' names no place"),
+        ({"anyOf": [TEXT, {"$ref": "#/anyOf/" + "1" * 5000}]}, "names no place in the schema"),
+        ({"title": "\ud800"}, "not JSON: 'utf-8' codec can't encode"),
         ({"properties": []}, "properties must be an object, not a list"),
         ({"anyOf": {}}, "anyOf must be a list of schemas, not an object"),
         ({"items": 3}, "a schema must be an object, not a number \\(at items\\)"),

@@ -44,6 +44,12 @@ TWO = [{"type": "integer"}, {"type": "boolean"}]
         ({"type": "integer", "format": "int32", "minimum": 5}, ["5", str(2**31 - 1)], ["4", str(2**31)]),
         ({"type": "integer", "format": "int8", "nullable": True}, ["null", "-128"], ["128"]),
         ({"format": "int8"}, ['"a"', "127"], ["128"]),
+        ({"type": "number", "format": "int32"}, ["1"], ["1.5", str(2**31)]),
+        ({"type": ["number", "null"], "format": "int8"}, ["1", "null"], ["1.5"]),
+        # A reference names what it named before.
+        ({"type": "array", "prefixItems": [{"anyOf": TWO, "nullable": True}, {"$ref": "#/prefixItems/0/anyOf/0"}],
+          "minItems": 2, "maxItems": 2}, ["[null, 1]", "[true, 1]"], ["[1, true]", "[1, null]"]),
+        ({"oneOf": [{"$ref": "#/x-all/a"}], "nullable": True, "x-all": {"a": TEXT}}, ['"a"', "null"], ["3"]),
     ],
 )  # fmt: skip
 def test_each_accepts_its_values(accepts, schema, yes, no):

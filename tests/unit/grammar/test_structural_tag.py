@@ -154,6 +154,33 @@ def test_refusals_name_the_place(node, field, message):
     assert found.value.field == f"field.format{field}"
 
 
+@pytest.mark.parametrize("kind", [["tag"], {"type": "tag"}, None, 3])
+def test_a_type_that_is_no_text_is_refused(kind):
+    with pytest.raises(RequestError, match="is not supported; supported: const_string"):
+        structural_tag_grammar({"format": of("star", content={"type": kind})}, "field")
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        tag(content=of("or", elements=[text("a")] * 3000), end=["end"] * 3000),
+        of("dispatch", rules=[["a", text("b")]] * 3000, excludes=["end"] * 3000),
+        of("or", elements=[tag(content=TEXT, end=["end"] * 3000)] * 3000),
+    ],
+)
+def test_what_multiplies_is_bounded(node):
+    with pytest.raises(RequestError, match="field: more than 8388608 characters as a grammar"):
+        structural_tag_grammar({"format": node}, "field")
+
+
+def test_deep_nesting_behind_free_text_is_refused_in_words():
+    node: dict[str, Any] = TEXT
+    for _ in range(2000):
+        node = tag(content=node, end="")
+    with pytest.raises(RequestError, match="more than 16 formats inside each other"):
+        structural_tag_grammar({"format": of("star", content=node)}, "field")
+
+
 def test_nesting_is_bounded():
     node: dict[str, Any] = DIGITS
     for _ in range(16):

@@ -212,6 +212,12 @@ class GrammarChecks:
             self.metrics.refused[reason] += 1
             self._keep(key, str(error))
             return str(error)
+        except ApiError:
+            raise
+        except Exception:
+            log.exception("a grammar could not be tried")
+            await self._end()
+            raise self._unavailable("failed", "this grammar could not be compiled now") from None
         self.metrics.compile_seconds.observe(tried.seconds)
         if tried.error is not None:
             self.metrics.refused["invalid"] += 1

@@ -5,14 +5,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.inputs import LaunchSize
-from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists
+from octavo_inference.backends.cuda.kernels.norm import rms_norm
+from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
 from octavo_inference.backends.cuda.launch_sizes import decode_sizes, padded, prompt_sizes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,16 +78,65 @@ def test_the_size_that_was_used_longest_ago_is_recorded_again() -> None:
     recorded: list[int] = []
     ran: list[int] = []
 
-    def record(size: LaunchSize) -> LaunchList:
+    def one(size: LaunchSize) -> LaunchList:
         recorded.append(size.sequences)
         return LaunchList([lambda: ran.append(size.sequences)])
 
-    lists = LaunchLists(record, most=2)
+    lists = LaunchLists(one, most=2)
     order = [1, 2, 1, 3, 1, 2]
     for n in order:
         lists.run(LaunchSize(n, n, n, "decodes"))
     assert ran == order
     assert recorded == [1, 2, 3, 2]
+
+
+def in_another_thread(work: Callable[[], object]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(work).result()
+
+
+def test_kernels_of_other_threads_run_while_one_records() -> None:
+    x, weight, mine, theirs = (torch.ones(2, 16), torch.ones(16), torch.zeros(2, 16), torch.zeros(2, 16))
+
+    def work() -> None:
+        rms_norm(x, weight, 0.0, mine)
+        in_another_thread(lambda: rms_norm(x, weight, 0.0, theirs))
+
+    recorded = record(work)
+    assert theirs.eq(1).all()
+    assert mine.eq(0).all()
+    theirs.zero_()
+    recorded.replay()
+    assert mine.eq(1).all()
+    assert theirs.eq(0).all()
+
+
+def test_recordings_of_two_threads_leave_triton_as_it_was() -> None:
+    before = JITFunction.run, InterpretedFunction.run
+    begun, ended = threading.Event(), threading.Event()
+
+    def second() -> None:
+        begun.set()
+        ended.wait()
+
+    other = threading.Thread(target=record, args=(second,))
+
+    def first() -> None:
+        other.start()
+        begun.wait(0.1)  # in vain, if the other one waits for its turn
+
+    record(first)
+    ended.set()
+    other.join()
+    assert (JITFunction.run, InterpretedFunction.run) == before
+
+
+def test_a_recording_that_fails_leaves_triton_as_it_was() -> None:
+    before = JITFunction.run, InterpretedFunction.run
+    with pytest.raises(RuntimeError, match="makes a tensor"):
+        record(lambda: torch.ones(2) + 1)
+    assert (JITFunction.run, InterpretedFunction.run) == before
+    record(lambda: None)  # the next one is not kept out
 
 
 def test_a_list_launches_what_triton_does() -> None:

@@ -7,6 +7,7 @@ graph, what changes between steps is in buffers at fixed addresses.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from triton.runtime.jit import JITFunction
 from octavo_inference.backends.cuda.inputs import LaunchSize
 
 Launch = Callable[[], object]
+
+_recording = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,24 +72,32 @@ def record(work: Callable[[], object]) -> LaunchList:
 
 @contextmanager
 def _kernels(launches: list[Launch]) -> Generator[None]:
-    """List kernels. Triton has hooks before a launch, but none in its place: `run` of kernels is replaced meanwhile."""
+    """List this thread's kernels; those of other threads run.
 
-    def run_of(original: Callable[..., Any]) -> Callable[..., None]:
-        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
-            if not warmup:
-                compiled = original(kernel, *args, grid=grid, warmup=True, **named)
-                launches.append(_bound(compiled, kernel, grid, args, named))
+    Triton has hooks before a launch, but none in its place: `run` of kernels is replaced meanwhile, for all threads. So
+    only one records at a time.
+    """
+    recorder = threading.get_ident()
+
+    def run_of(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+            if warmup or threading.get_ident() != recorder:
+                return original(kernel, *args, grid=grid, warmup=warmup, **named)
+            compiled = original(kernel, *args, grid=grid, warmup=True, **named)
+            launches.append(_bound(compiled, kernel, grid, args, named))
+            return compiled
 
         return run
 
-    originals = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
-    for kind, original in originals:
-        kind.run = run_of(original)
-    try:
-        yield
-    finally:
+    with _recording:
+        originals = [(kind, kind.run) for kind in (JITFunction, InterpretedFunction)]
         for kind, original in originals:
-            kind.run = original
+            kind.run = run_of(original)
+        try:
+            yield
+        finally:
+            for kind, original in originals:
+                kind.run = original
 
 
 def _bound(

@@ -1,7 +1,8 @@
 """The sizes that steps are launched in: few, so that each is recorded once, as a graph or as a list of launches.
 
-Decodes are padded to a multiple of 8 sequences, from 8 on. Steps that read prompts are padded to one of about 17
-numbers of tokens, and one of a few numbers of sequences. Padding tokens are computed and stored nowhere.
+Decodes are padded to a multiple of 8 sequences, from 8 on. Steps that read prompts are padded to one of 17 numbers of
+tokens up to 2,048, above that to a multiple of 256, and to one of a few numbers of sequences. Padding tokens are
+computed and stored nowhere.
 """
 
 from __future__ import annotations

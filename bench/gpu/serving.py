@@ -57,8 +57,8 @@ def loaded(setting: Setting, name: str, stored: Stored = "bf16", **settings: Any
         folder = checkpoint(setting, name)
         found = load_engine(replace(given, model=str(folder), tensor_parallel_size=setting.ranks))
     answered(found.engine, Load([[1, 2, 3]], [2]), 0.0)
-    # A server does this in idle moments.
-    while found.engine.on_idle():
+    # A server captures the graphs that are missing in idle moments.
+    while found.engine.backend.idle():
         pass
     return found
 

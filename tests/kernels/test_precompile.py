@@ -40,6 +40,20 @@ found = precompile.warm_up(job, "latency")
 print(found.ready, found.compiled)
 """
 
+# Rehearsals of two models without compilers, which have memory of their own: the most MiB that the process held.
+REHEARSE = """
+import resource
+from triton.runtime.jit import JITFunction
+from octavo_inference.backends.cuda.aot.null_driver import NullDriver
+from octavo_inference.tools import precompile
+
+JITFunction.run = lambda *_, **__: None
+NullDriver(90).activate()
+for model in ("llama-3.1-8b", "qwen3-14b"):
+    precompile.warm_up(precompile.CompileJob((9, 0), model, "auto", "auto"))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
 
 def run(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
     env = ENV | {"TRITON_CACHE_DIR": str(cache)}
@@ -82,6 +96,13 @@ def test_what_the_folder_lacks_is_compiled_as_ever(image: Path, tmp_path: Path) 
     done = run("-c", START, str(image), "80", cache=tmp_path)
     assert done.returncode != 0
     assert "compiles" in done.stderr
+
+
+def test_models_of_any_size_take_little_memory(tmp_path: Path) -> None:
+    """Their weights and buffers are never written: in bfloat16 those of these two have 4 GiB."""
+    done = run("-c", REHEARSE, cache=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1536
 
 
 def test_triton_asks_of_a_real_card_nothing_else() -> None:

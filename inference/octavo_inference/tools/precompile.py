@@ -1,14 +1,15 @@
 """Compiles kernels without a GPU, for servers that start later: `octavo_inference.tools.precompile`.
 
 The image build of `octavo-server` runs it. For each compute capability and model shape, it builds the CUDA backend over
-zero weights in host memory. The backend's own `warm_up` then runs on a driver that launches nothing. So Triton compiles
-the kernels that a server looks up (`ops.cuda.kernel_cache`). There is no list of kernels to maintain: a new kernel is
+weights without numbers. The backend's own `warm_up` then runs on a driver that launches nothing. So Triton compiles the
+kernels that a server looks up (`ops.cuda.kernel_cache`). There is no list of kernels to maintain: a new kernel is
 included automatically.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -98,13 +99,19 @@ class _Launched:
         """Do nothing: the kernels are compiled already."""
 
 
-class _NoProducts(TorchFunctionMode):
-    """Skips matrix products of libraries: they compile no Triton kernels, and their results are not used."""
+class _NoNumbers(TorchFunctionMode):
+    """Skips torch's work on the numbers in tensors: it compiles no Triton kernels, and no result is used.
+
+    So nearly no page of weights and buffers is ever written: a model of any size takes little memory.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        left_out = getattr(func, "__name__", "") in {"mm", "addmm", "bmm", "_scaled_mm"} and "out" in given
-        return given["out"] if left_out else func(*args, **given)
+        given, name = kwargs or {}, getattr(func, "__name__", "")
+        if name in {"mm", "addmm", "bmm", "_scaled_mm", "index_select"} and "out" in given:
+            return given["out"]
+        if name == "copy_":
+            return args[0]
+        return (torch.empty if func is torch.zeros else func)(*args, **given)
 
 
 def jobs_of(
@@ -158,7 +165,7 @@ def rehearse(
 ) -> kernel_cache.CacheUse:
     """Make Triton compile the kernels of a model's server. The process needs a `NullDriver`."""
     sizes = GPU_PROFILES[profile]
-    with kernel_cache.watched() as found, _NoProducts():
+    with kernel_cache.watched() as found, _NoNumbers():
         backend = CudaBackend.create(
             config,
             weights,
@@ -190,6 +197,7 @@ def fill(folder: Path, jobs: Sequence[CompileJob]) -> list[str]:
     for job in jobs:
         began = time.process_time()
         found = warm_up(job)
+        gc.collect()  # a backend is in cycles: the next job would start beside it
         seconds = time.process_time() - began
         lines.append(f"{job}: {found.compiled} kernels compiled in {seconds:.0f} s, {found.ready} were there")
         print(lines[-1], flush=True)

@@ -254,13 +254,16 @@ class CudaBackend:
             return CudaStep(chosen, pooled, scored, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
-        """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation."""
+        """Run the step without sampling: logits [R, vocab] of the sample rows. For tests and evaluation.
+
+        In the size of `launch`: for another one a library may add in another order, which bfloat16 shows.
+        """
         with self._watched():
             self._rows.apply(step.changes)
-            size = size_of(step)
+            size = padded(size_of(step), self._decoder.limits)
             self._stage.load(step, size)
             self._decoder.forward(self._stage.inputs(size))
-            logits: Float32 = self._decoder.logits(size.samples).cpu().numpy().copy()
+            logits: Float32 = self._decoder.logits(len(step.sample.row)).cpu().numpy().copy()
             return logits
 
     def part_seconds(self) -> dict[str, float]:

@@ -81,7 +81,7 @@ class GrammarCompiler:
         found = []
         while self._done:
             name, result = self._done.popleft()
-            del self._jobs[name]
+            self._jobs.pop(name, None)  # its id may have been used again
             found.append((name, result))
         return found
 
@@ -96,7 +96,7 @@ class GrammarCompiler:
             result = self.cached(grammar) or self._add(grammar)
         except RequestError as error:
             result = error
-        except Exception:
+        except BaseException:  # a panic of llguidance's Rust code is no Exception
             log.exception("a grammar could not be compiled")
             result = RequestError("the grammar could not be compiled", "grammar")
         self._done.append((name, result))

@@ -45,4 +45,4 @@ def test_keywords_and_formats_of_schemas_are_all_named() -> None:
 def test_formats_of_structural_tags_are_all_named() -> None:
     formats = REFERENCE.partition("## Structural tags\n")[2]
     cells = re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \|", formats.partition("```")[0])
-    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FormatWriter(FIXED).kinds)
+    assert set(re.findall(r"`(\w+)`", " ".join(cells))) == set(FormatWriter(FIXED, "structural_tag").kinds)

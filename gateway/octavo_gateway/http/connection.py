@@ -48,6 +48,7 @@ class HttpConnection(web.RequestHandler):
     """One client's connection. `malformed` is called for every request that cannot be parsed."""
 
     __slots__ = (
+        "_begun",
         "_body",
         "_busy",
         "_head",
@@ -81,6 +82,7 @@ class HttpConnection(web.RequestHandler):
         self._head_seconds = head_seconds
         self._body: StreamReader | None = None
         self._busy = False
+        self._begun = 0
         self._silent = True
         self._wire = 0
         # Bytes of the head that is not complete yet, and the first ones of the newest head.
@@ -93,6 +95,7 @@ class HttpConnection(web.RequestHandler):
         """A head is complete and its request begins. Raises `ApiError` if the head is not acceptable."""
         self._stop_timer()
         self._busy = True
+        self._begun += 1
         self._body = request.content
         self._wire = 0
         if request.version not in {HttpVersion10, HttpVersion11}:
@@ -132,8 +135,7 @@ class HttpConnection(web.RequestHandler):
 
         A queued request, or one that has not begun, may have a body: its bytes are not counted.
         """
-        waiter = self._waiter
-        counts = not self._messages and (self._busy or (waiter is not None and not waiter.done()))
+        counts = self._begun == self._request_count
         if counts:
             self._start = (self._start if self._head else b"") + data[: MAX_START - min(self._head, MAX_START)]
         before = self._request_count

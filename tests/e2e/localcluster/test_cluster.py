@@ -20,6 +20,8 @@ import pytest
 from tests.support.waiting import eventually
 
 from localcluster.addresses import Addresses
+from localcluster.down import cgroup_name
+from localcluster.record import Record
 from toolbox import program
 from toolbox.build import go_arch
 from toolbox.images import ImageSpec
@@ -290,7 +292,8 @@ def remains(state: Path, name: str, data: Path, plan: Addresses) -> list[str]:
     found += [line for line in Path("/proc/self/mounts").read_text().splitlines() if f"{data}/" in line]
     # Not by glob: control groups of other clusters go meanwhile.
     groups = [str(Path(folder) / group) for folder, below, _ in os.walk("/sys/fs/cgroup") for group in below]
-    found += [group for group in groups if f"/octavo-{name}-" in group]
+    own_group = cgroup_name(Record(name, data, plan.network, server=""))
+    found += [group for group in groups if f"/{own_group}" in group]
     found += [str(process) for process in processes_of(data)]
     found += [str(path) for path in (state / "clusters").glob(f"{name}*")]
     return found + ([str(data)] if data.exists() else [])

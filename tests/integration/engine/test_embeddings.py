@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from tests.support.native import require_native
 
 from octavo_inference import LLM, SamplingParams
+from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.backends.cpu.native import library
 from octavo_inference.common.vectors import vector_of
 from octavo_inference.model_loader import find_model, load_text
@@ -108,8 +109,8 @@ def test_a_vector_has_the_same_bits_in_any_company(dtype: Any, pooling: Any) -> 
     answers = alone.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
     # Chunks of a few tokens, beside answers that are generated.
     mixed = LLM("smollm2", kv_memory="32Mi", max_batched_tokens=37, max_running_requests=5, **sizes)
-    generated = [mixed._job(prompt, SamplingParams(temperature=0, max_tokens=8)) for prompt in PROMPTS]
-    embedded = [mixed._job(prompt, SamplingParams(), pooling) for prompt in PROMPTS]
+    generated = [mixed._job(prompt, SamplingParams(temperature=0, max_tokens=8), AnswerPlan()) for prompt in PROMPTS]
+    embedded = [mixed._job(prompt, SamplingParams(), AnswerPlan(), pooling) for prompt in PROMPTS]
     vectors: dict[str, bytes] = {}
     for pair in zip(generated, embedded, strict=True):
         for job in pair:

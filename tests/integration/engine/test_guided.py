@@ -14,6 +14,7 @@ from tests.support.native import needs_native
 from tests.support.tiers import scaled
 
 from octavo_inference import LLM, SamplingParams
+from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.common.errors import RequestError
 from octavo_inference.completion import RequestOutput
 from octavo_inference.core import guided_steps
@@ -136,9 +137,9 @@ def test_requests_beside_guided_ones_do_not_change() -> None:
     alone = [
         llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)
     ]
-    free = [llm._job(prompt, one) for prompt, one in zip(PROMPTS, params, strict=True)]
+    free = [llm._job(prompt, one, AnswerPlan()) for prompt, one in zip(PROMPTS, params, strict=True)]
     guided = [
-        llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), guidance=guidance)
+        llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), AnswerPlan(guidance=guidance))
         for seed, guidance in enumerate((JSON, REGEX))
     ]
     jobs = [free[0], guided[0], free[1], guided[1], free[2]]

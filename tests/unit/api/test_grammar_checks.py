@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from tests.unit.grammar.conftest import byte_tokenizer
+from tokenizers import Tokenizer, models
 
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.server.errors import ApiError
@@ -285,6 +286,19 @@ async def test_a_killed_process_is_replaced_and_a_closed_one_is_gone(real):
     pid = real._process._child.pid
     await real.close()
     assert resident_memory(pid) == 0
+
+
+async def test_a_model_whose_tokens_grammars_cannot_use_refuses_them_and_its_process_stays():
+    unknown = Tokenizer(models.BPE({f"t{token}": token for token in range(9)}, []))
+    checked = GrammarChecks(lambda: ModelTokens(tokenizer=unknown.to_str(), size=9, ends=(8,)))
+    try:
+        for grammar in ("start: /a/", "start: /b/"):
+            with pytest.raises(ApiError, match="its tokenizer is not supported") as refused:
+                await checked.check(grammar, "t", "response_format")
+            assert (refused.value.status, refused.value.param) == (400, "response_format")
+        assert checked.metrics.restarts == 0
+    finally:
+        await checked.close()
 
 
 async def test_the_process_ends_with_its_parents_end_of_the_socket():

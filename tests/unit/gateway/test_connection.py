@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from unittest.mock import Mock
 
 import pytest
 from aiohttp import web
 
-from octavo_gateway.http.connection import listen
+from octavo_gateway.http.connection import HttpConnection, listen
 
 # A busy machine may stand still for longer than a tenth of a second.
 HEAD_SECONDS = 0.5
@@ -52,3 +53,23 @@ async def test_a_silent_connection_is_closed_without_an_answer(world, port):
     async with connection(world, port) as (reader, _, refused):
         assert await asyncio.wait_for(reader.read(), 10) == b""
         assert not refused, "nothing was sent, so nothing was malformed"
+
+
+async def test_a_head_that_comes_before_the_connection_is_served_counts(world):
+    """Its first bytes may be there before the task that answers has run: the error has the form of its path."""
+    await world.start()
+    runner = web.AppRunner(world.api.app())
+    await runner.setup()
+    assert runner.server is not None
+    connection = HttpConnection(runner.server, asyncio.get_running_loop(), lambda: None, HEAD_SECONDS)
+    transport = Mock(spec=asyncio.Transport)
+    connection.connection_made(transport)
+    try:
+        connection.data_received(b"POST /v1/messages HTTP/1.1\r\nX-A: a")
+        await asyncio.sleep(2 * HEAD_SECONDS)
+        (answer,) = [call.args[0] for call in transport.write.call_args_list]
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b'"type":"error"' in answer
+    finally:
+        connection.connection_lost(None)
+        await runner.cleanup()

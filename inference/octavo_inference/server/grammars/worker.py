@@ -42,20 +42,24 @@ def main() -> NoReturn:
     live_with(connection)
     frames = _frames(connection)
     begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
-    tokenizer = Tokenizer.from_str(begin.tokenizer)
-    try:
-        vocabulary = Vocabulary(tokenizer, begin.size, begin.ends)
-    except Exception as error:  # noqa: BLE001 -- llguidance does not know every tokenizer, and few requests need it
-        sys.exit(f"the model's tokens cannot be used for grammars: {error}")
-    closing = [tokenizer.encode(text, add_special_tokens=False).ids[-1] for text in ('"', "}", "]", ", ")]
+    attempt = _attempts(begin)
     _bound_memory()
-
-    def attempt(grammar: str) -> str | None:
-        return trial(vocabulary, begin.size, closing, grammar, time.thread_time)
-
     for frame in frames:
         connection.sendall(encode_frame(_tried(attempt, msgspec.msgpack.decode(frame, type=Try))))
     os._exit(0)
+
+
+def _attempts(begin: ModelTokens) -> Callable[[str], str | None]:
+    """What tries a grammar for the model's tokens and returns why it cannot be used, or None."""
+    tokenizer = Tokenizer.from_str(begin.tokenizer)
+    try:
+        vocabulary = Vocabulary(tokenizer, begin.size, begin.ends)
+    except Exception as error:  # noqa: BLE001 -- llguidance does not know every tokenizer
+        problem = f"this model cannot follow grammars, because its tokenizer is not supported: {error}"
+        return lambda _: problem
+    last = [tokenizer.encode(text, add_special_tokens=False).ids[-1:] for text in ('"', "}", "]", ", ")]
+    closing = [token for ids in last for token in ids]
+    return lambda grammar: trial(vocabulary, begin.size, closing, grammar, time.thread_time)
 
 
 def _tried(attempt: Callable[[str], str | None], wanted: Try) -> Tried:

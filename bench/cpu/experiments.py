@@ -82,6 +82,8 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
         ), 6),
         Experiment("arrival", f"arrival 16 {cut(6000)} {cut(200)}", (int4, http), (
             _at_most(f"{streams}step loop", int4, "times_quiet", "×", 2, 1.3),
+            _at_most(f"{streams}with streams as long, step loop", int4, "times_quiet_at_length", "×", 1.5),
+            _at_most("first token of the 6k prompt, to alone with its share of time", int4, "times_share", "×", 1.5),
             _at_most(f"{streams}over HTTP", http, "times_quiet", "×", 2, 1.3),
         ), 60),
         Experiment("shared", f"shared {cut(64, 2)} {cut(1500, 64)} {cut(8)}", (cached, int4), (

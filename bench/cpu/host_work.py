@@ -28,6 +28,7 @@ from octavo_inference.core.backend import HostBlocks
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
+from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
@@ -46,8 +47,8 @@ class NullDevice:
     """A `Backend` that only takes time, and records its idle time. Times are of `time.perf_counter`."""
 
     num_blocks: int
-    seconds: Callable[[int, int], float]
-    """Of a step with this many decodes and prompt tokens."""
+    seconds: Callable[[int, int, int], float]
+    """Of a step with this many decodes, prompt tokens, and pairs of a prompt token and one before it."""
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
@@ -68,7 +69,9 @@ class NullDevice:
             self.idle_time += max(0.0, now - self.free_at)
         queries = np.diff(step.query_start)
         decodes = int((queries == 1).sum())
-        self.free_at = max(now, self.free_at) + self.seconds(decodes, int(queries.sum()) - decodes)
+        chunks = [(int(n), int(length - n)) for n, length in zip(queries, step.seq_len, strict=True) if n > 1]
+        earlier = sum(pairs(*chunk) for chunk in chunks)
+        self.free_at = max(now, self.free_at) + self.seconds(decodes, int(queries.sum()) - decodes, earlier)
         arrays = (step.row, step.query_start, step.seq_len, step.sample.query, step.sample.row, step.sample.position)
         self.sent.append(sum(len(array) for array in arrays) + sum(len(change.values) for change in step.changes))
         return NullStep(self, len(step.sample.row), self.free_at)
@@ -146,7 +149,7 @@ def _request(number: int, tokens: int, answer: int) -> Request:
     )
 
 
-def _decoding(seconds: Callable[[int, int], float], limits: EngineLimits, rows: int, context: int) -> _Process:
+def _decoding(seconds: Callable[[int, int, int], float], limits: EngineLimits, rows: int, context: int) -> _Process:
     """An engine process in which `rows` sequences of about `context` tokens generate until the longest length."""
     device = NullDevice(limits.max_running * (-(-limits.max_model_len // BLOCK_SIZE) + 1), seconds)
     engine = Engine(device, MODEL, limits, clock=time.monotonic)
@@ -208,7 +211,7 @@ def measure_prompts(device: PodProfile, rows: int, tokens: int, prompts: int) ->
     limits = EngineLimits(
         longest, rows + 1, device.budget, rows + 1, prefill_slowdown=device.slowdown or None, overlap=True
     )
-    process = _decoding(device.linear, limits, rows, 100)
+    process = _decoding(device.mixed, limits, rows, 100)
     for _ in range(20):
         process.step()
     steps, seconds, took = [], [], []

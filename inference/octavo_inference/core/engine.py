@@ -391,7 +391,7 @@ class Engine:
         self._collected = now
         self.counters.add_step(seconds, pending.prefill, len(plan.decodes), pending.context, plan.idle_rows)
         if self._prefill_budget is not None:
-            self._prefill_budget.observe(seconds, len(plan.decodes), pending.prefill)
+            self._prefill_budget.observe(seconds, len(plan.decodes), pending.prefill, pending.pairs)
         return outputs
 
     def _emit(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:

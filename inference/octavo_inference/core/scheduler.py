@@ -16,7 +16,7 @@ from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.prefill_budget import PrefillBudget
+from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
 from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
 from octavo_inference.core.sequence import Sequence, SequenceState
@@ -111,23 +111,23 @@ class Scheduler:
         """
         self.pool.expire(now)
         self._plan_decodes(plan, now)
-        left = self._prompt_tokens(len(plan.decodes))
+        room = self._prompt_room(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
             # A single missing token is a decode, except in a prompt that is only embedded.
-            if missing > (sequence.pooling is None) and left > 0 and (self.chunked or missing <= left):
-                take = min(missing, left, self._score_room(sequence, plan))
+            if missing > (sequence.pooling is None) and (self.chunked or missing <= room.tokens):
+                take = min(missing, room.chunk(sequence.computed), self._score_room(sequence, plan))
                 if take:
                     plan.chunks.append((sequence, take))
-                    left -= take
+                    room.take(take, sequence.computed)
         # After a preemption no blocks are left; an admission would only cause the next preemption.
-        while left > 0 and not plan.preempted:
+        while room.tokens > 0 and not plan.preempted:
             head = self._next(now)
-            take = 0 if head is None else self._admit(head, left, plan, now)
+            take = 0 if head is None else self._admit(head, room, plan, now)
             if head is None or take == 0:
                 break
             plan.chunks.append((head, take))
-            left -= take
+            room.take(take, head.computed)
         self._plan_samples(plan, now)
         self._plan_scores(plan)
         charge = self.queue.counter.charge
@@ -232,14 +232,13 @@ class Scheduler:
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
-    def _prompt_tokens(self, decodes: int) -> int:
-        """Number of prompt tokens this step may compute."""
+    def _prompt_room(self, decodes: int) -> PromptRoom:
+        """The prompt tokens that this step may compute."""
         left = self.budget - decodes
         if self.prefill_budget is None or not self.chunked:
-            return left
+            return PromptRoom(left)
         entering = len(self.running) - decodes + min(len(self.queue), self.max_running - len(self.running))
-        limit = self.prefill_budget.limit(decodes, entering)
-        return left if limit is None else min(left, limit)
+        return self.prefill_budget.room(left, decodes, entering)
 
     def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
         pool = self.pool
@@ -327,8 +326,8 @@ class Scheduler:
             self._batch.popleft()
         return self._batch[0] if self._batch else None
 
-    def _admit(self, sequence: Sequence, left: int, plan: SchedulerOutput, now: float) -> int:
-        """Start a waiting sequence if rows, blocks and budget allow. Returns its tokens in this step, else 0."""
+    def _admit(self, sequence: Sequence, left: PromptRoom, plan: SchedulerOutput, now: float) -> int:
+        """Start a waiting sequence if rows, blocks and `left` allow. Returns its tokens in this step, else 0."""
         growth = len(self.running)
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
@@ -340,7 +339,8 @@ class Scheduler:
         need = self._blocks(sequence.total) - len(hits)
         computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
-        if missing > left and not self.chunked:
+        take = min(missing, left.chunk(computed), room)
+        if take == 0 or (missing > left.tokens and not self.chunked):
             return 0
         # One block per running sequence stays reserved for growth, so that an admission does not cause a preemption.
         if need + self.pool.idle(hits) + growth > self.pool.available:
@@ -361,7 +361,7 @@ class Scheduler:
             sequence.first_start = now
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
-        return min(missing, left, room)
+        return take
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size

@@ -98,11 +98,11 @@ class PrefillBudget:
     def observe(self, seconds: float, answers: int, prefill: int, pairs: int = 0, steps: int = 1) -> None:
         """Record `steps` consecutive steps of `seconds` with `answers` decodes and `prefill` prompt tokens each.
 
-        `pairs`: of these tokens and the ones before them (`pairs`).
+        `pairs`: of one of these tokens and a token before it in its sequence.
         """
+        self._since_quiet = self._since_quiet + 1 if prefill else 0
         if seconds <= 0:  # too short for the clock
             return
-        self._since_quiet = self._since_quiet + 1 if prefill else 0
         if prefill:
             # Until a step without prompts is measured, the decodes' part of the seconds is unknown.
             if self._quiet or not answers:

@@ -192,6 +192,17 @@ def test_a_machine_of_half_the_speed_gets_the_same_chunks() -> None:
     assert steady(pace, lambda tokens: 2e-4 * tokens, quiet=0.02) == pytest.approx(before, rel=0.1)
 
 
+def test_one_step_of_17_measures_the_decodes_even_if_it_is_too_short_for_the_clock() -> None:
+    pace = PrefillBudget(1.5)
+    steady(pace, lambda tokens: 1e-4 * tokens)
+    pace.observe(0.0, 16, 0)
+    found = []
+    for _ in range(34):
+        found.append(pace.room(BUDGET, 16, 1).chunk(0))
+        pace.observe(0.01 + 1e-4 * found[-1] if found[-1] else 0.0, 16, found[-1])
+    assert [number for number, chunk in enumerate(found) if chunk == 0] == [16, 33]
+
+
 def test_decodes_that_slow_down_during_a_prompt_are_measured() -> None:
     """Their contexts grow with each step, and one step in 17 measures them. The average lags behind them a little."""
     pace = PrefillBudget(1.5)

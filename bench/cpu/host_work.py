@@ -51,6 +51,7 @@ class NullDevice:
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
+    decode_runs: bool = False
     max_prompt_scores: int | None = None
     vocab_size: int = VOCAB
     hidden_size: int = 0

@@ -11,6 +11,7 @@ import numpy as np
 from octavo_inference.core.logit_rules import NO_RULES
 from octavo_inference.core.masks import GuidedRow
 from octavo_inference.core.model_input import (
+    DecodeRun,
     Int32,
     Penalty,
     PromptScores,
@@ -108,7 +109,7 @@ class InputBatch:
         entry[0] = block
         self._changes.append(RowChange("blocks", sequence.row, index, entry))
 
-    def diff(self, plan: SchedulerOutput) -> RowStep:
+    def diff(self, plan: SchedulerOutput, run: DecodeRun | None = None) -> RowStep:
         """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""
         changes, self._changes = self._changes, []
         rows, query_start, seq_len = _sequences(plan)
@@ -126,7 +127,7 @@ class InputBatch:
             for each in plan.scores
         ]
         guided = self._guided > 0 and any(s.guide is not None for s in plan.samples)
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided)
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided, run)
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:

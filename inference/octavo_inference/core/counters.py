@@ -68,7 +68,7 @@ class Counters:
             self._products[i] += value
 
     def add_state(self, held_rows: int, unused_slots: int, steps: int = 1) -> None:
-        """Add the rows in use during each of some steps, and the unfilled token slots of their blocks after the last."""
+        """Add the rows in use during some steps, and the unfilled token slots of their blocks after the last step."""
         self._held_rows += held_rows * steps
         self._unused_slots += unused_slots * steps
 

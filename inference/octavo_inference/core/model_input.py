@@ -208,9 +208,10 @@ class ScoredTokens(NamedTuple):
 class StepResult:
     """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    After a `DecodeRun` they are `tokens[steps, R]`, a row for each step that was computed. A token of `NOT_NUMBERS` marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores`
-    are in the order of the step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its
-    `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next step.
+    After a `DecodeRun` they are `tokens[steps, R]`, a row for each step that was computed. A token of `NOT_NUMBERS`
+    marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores` are in the order of the
+    step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its `pooling`; None if it has
+    none. The arrays may belong to the backend and are valid until its next step.
     """
 
     tokens: Int32

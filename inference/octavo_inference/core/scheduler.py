@@ -10,7 +10,7 @@ prefix cache after their step is computed (`on_computed`).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
@@ -131,9 +131,8 @@ class Scheduler:
             left -= take
         self._plan_samples(plan, now)
         self._plan_scores(plan)
-        charge = self.queue.counter.charge
-        for sequence in plan.samples:
-            charge(sequence.request.tenant, OUTPUT_TOKEN)
+        for tenant, tokens in Counter([sequence.request.tenant for sequence in plan.samples]).items():
+            self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens)
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0

@@ -59,7 +59,9 @@ def prefilled(weights: Weights, kernels: Kernels, table: RowTable) -> CpuBackend
     return backend
 
 
-def run_of(steps: int = _STEPS, seconds: float = 60.0, fd: int = -1, ends: tuple[tuple[int, ...], ...] = ()) -> DecodeRun:
+def run_of(
+    steps: int = _STEPS, seconds: float = 60.0, fd: int = -1, ends: tuple[tuple[int, ...], ...] = ()
+) -> DecodeRun:
     given = ends or ((),) * len(_PROMPTS)
     starts = np.cumsum([0, *map(len, given)]).astype(np.int32)
     return DecodeRun(steps, seconds, fd, np.array([token for each in given for token in each], np.int32), starts)

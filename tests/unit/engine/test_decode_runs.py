@@ -77,9 +77,7 @@ def test_answers_are_those_of_single_steps(
     for i, (prompt, count, n, penalised) in enumerate(requests):
         # The echo does not follow penalties: such a row only rules out runs.
         penalty = 0.5 if penalised else 0.0
-        run.submit(
-            str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops), presence_penalty=penalty
-        )
+        run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops), presence_penalty=penalty)
         for _ in range(arrivals[i]):
             run.step()
         for victim, index in aborted:

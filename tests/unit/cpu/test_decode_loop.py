@@ -157,8 +157,8 @@ def test_an_engine_answers_as_with_single_steps(weights: Weights, kernels: Kerne
         while engine.has_work:
             _take(engine, tokens)
         engine.check()
+        assert (engine.heartbeat < engine.counters.steps().count) == runs
         found.append(tokens)
-        assert engine.counters.steps().seconds >= 0
     assert found[0] == found[1]
 
 

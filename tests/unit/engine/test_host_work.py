@@ -23,6 +23,13 @@ def test_a_device_that_is_waited_for_is_idle_while_the_host_works() -> None:
     assert alone["step_ms"] > 2
 
 
+def test_a_run_of_steps_takes_one_launch() -> None:
+    found = measure(3, 20, 0.0, 32, overlap=False, runs=True)
+    assert found["launches"] == "runs"
+    # Nineteen per launch of eight steps, and a block for each row every sixteenth step.
+    assert found["integers_per_step"] == round((6 * 3 + 1) / 8 + 3 / 16, 1)
+
+
 @pytest.mark.parametrize("device", [DEVICES[1], DEVICES[4]], ids=lambda device: device.name)
 def test_prompts_next_to_answers_take_few_steps_on_a_device_with_a_fixed_cost(device: PodProfile) -> None:
     found = measure_prompts(device, 8, 600, 3)

@@ -1,7 +1,7 @@
 """Several decode steps in one launch: the host works once for all of them.
 
-Between two steps of a run, nothing happens but what the device does alone: it appends each token to its sequence. So a
-run needs sequences that are sampled from their logits alone. It ends with the step in which one of them ends.
+Between two steps of a run, the device alone appends each token to its sequence. So no sequence of a run has a grammar
+or log-probabilities, or is below its `min_tokens`. The run ends with the step in which one of them ends.
 """
 
 from __future__ import annotations

@@ -97,6 +97,12 @@ class InputBatch:
         entry[:] = tokens
         self._changes.append(RowChange("tokens", sequence.row, sequence.total, entry))
 
+    def write(self, sequences: list[Sequence], tokens: Int32) -> None:
+        """Write tokens [count, sequences] behind the known ones of sequences, for a backend that has them already."""
+        rows = np.array([sequence.row for sequence in sequences])
+        known = np.array([sequence.num_known_tokens for sequence in sequences])
+        self.table.tokens[rows, known + np.arange(len(tokens))[:, None]] = tokens
+
     def guided(self, plan: SchedulerOutput) -> list[GuidedRow]:
         """The sample rows of a plan whose masks have to be computed."""
         if not self._guided:

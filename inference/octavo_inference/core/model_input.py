@@ -152,10 +152,11 @@ class RowPooling:
 class DecodeRun(NamedTuple):
     """Several steps in one launch: each sequence decodes, and each step computes the tokens that the last one sampled.
 
-    The block table covers all steps. The launch ends after `steps` steps, or earlier. It ends after a step in which a
-    token is negative, or is one of the ids `end_ids[end_start[i] : end_start[i + 1]]` of its sample row i. It ends
-    after a step at whose end the file descriptor `message_fd` is readable (-1: none). And it ends before a step that
-    would take it beyond `seconds`, if that step took as long as the last one.
+    The block table covers all steps, and penalties count the tokens of earlier ones. The launch ends after `steps`
+    steps, or earlier. It ends after a step in which a token is negative, or is one of the ids
+    `end_ids[end_start[i] : end_start[i + 1]]` of its sample row i. It ends after a step at whose end the file
+    descriptor `message_fd` is readable (-1: none). And it ends before a step that would take it beyond `seconds`, if
+    that step took as long as the last one.
     """
 
     steps: int

@@ -131,8 +131,7 @@ class Scheduler:
             left -= take
         self._plan_samples(plan, now)
         self._plan_scores(plan)
-        for tenant, tokens in Counter([sequence.request.tenant for sequence in plan.samples]).items():
-            self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens)
+        self._charge(plan.samples, 1)
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
@@ -163,18 +162,17 @@ class Scheduler:
     def on_run(self, plan: SchedulerOutput, tokens: Int32) -> None:
         """Count the steps of a run but its last one: their `tokens` [steps, decodes] are sampled and computed."""
         steps = len(tokens)
-        for sequence, own in zip(plan.decodes, tokens.T, strict=True):
-            known = sequence.num_known_tokens
-            sequence.tokens[known : known + steps] = own
+        self.rows.write(plan.decodes, tokens)
+        self._charge(plan.decodes, steps)
+        for sequence in plan.decodes:
             sequence.computed += steps
             sequence.confirmed += steps
             sequence.total += steps
-            self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * steps)
-            unused = sequence.blocks[self._blocks(sequence.computed) :]
-            if unused:
-                self.pool.release(unused)
-                del sequence.blocks[-len(unused) :]
-                sequence.capacity -= len(unused) * self.block_size
+            used = self._blocks(sequence.computed)
+            if used < len(sequence.blocks):
+                self.pool.release(sequence.blocks[used:])
+                del sequence.blocks[used:]
+                sequence.capacity = used * self.block_size
 
     def on_computed(self, plan: SchedulerOutput, steps: int = 1) -> None:
         """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since.
@@ -342,6 +340,11 @@ class Scheduler:
         if self._blocks(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
+
+    def _charge(self, sequences: list[Sequence], tokens: int) -> None:
+        """Charge the tenants of these sequences for `tokens` output tokens of each."""
+        for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
+            self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens * count)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

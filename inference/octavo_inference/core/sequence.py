@@ -160,8 +160,8 @@ class Sequence:
         )
         self.rules = rules
         self.logprobs = sampling.reports_logprobs
-        # Sampling its tokens takes nothing but the logits, and its parameters in the row table.
-        self.plain = not (self.penalised or self.logprobs)
+        # The engine has nothing to do between two of its tokens.
+        self.plain = not (guided or self.logprobs)
         self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
         # Prompt log-probabilities: only the first of the siblings computes the prompt.
         wanted = sampling.prompt_logprobs if index == 0 else None

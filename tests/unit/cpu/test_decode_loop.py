@@ -148,7 +148,12 @@ def test_an_engine_answers_as_with_single_steps(weights: Weights, kernels: Kerne
                 seed=i,
                 n=chance.choice([1, 1, 2]),
                 stop_token_ids=tuple(chance.sample(range(_MODEL.vocab), 3)),
-                presence_penalty=chance.choice([0.0, 0.0, 0.0, 0.5]),
+                presence_penalty=chance.choice([0.0, 0.0, 0.5]),
+                frequency_penalty=chance.choice([0.0, 0.0, 0.2]),
+                repetition_penalty=chance.choice([1.0, 1.0, 1.3]),
+                logit_bias=chance.choice([(), ((chance.randrange(_MODEL.vocab), 4.0),)]),
+                bad_words=chance.choice([(), ((5,), tuple(chance.choices(range(9), k=2)))]),
+                logprobs=chance.choice([None] * 5 + [2]),
             )
             prompt = [chance.randrange(_MODEL.vocab) for _ in range(chance.randint(1, 60))]
             engine.submit(Request(id=str(i), tokens=prompt, sampling=sampling))

@@ -14,6 +14,7 @@ from tests.support.tiers import scaled
 
 from octavo_common.failpoints import Failpoints
 from octavo_inference.core.decode_run import MOST_SECONDS
+from octavo_inference.core.request import Guidance
 
 from .echo import EOS, EchoBackend, Runner, alone, make_runner
 from .runs import RunningBackend, readable_pipe
@@ -33,7 +34,7 @@ REQUESTS = st.lists(
         st.lists(st.integers(0, 2), min_size=1, max_size=22),
         st.integers(1, 18),
         st.integers(1, 3),
-        st.booleans(),
+        st.sampled_from([None, 1]),
     ),
     min_size=1,
     max_size=9,
@@ -54,7 +55,7 @@ REQUESTS = st.lists(
     randomness=st.randoms(use_true_random=False),
 )
 def test_answers_are_those_of_single_steps(
-    requests: list[tuple[list[int], int, int, bool]],
+    requests: list[tuple[list[int], int, int, int | None]],
     blocks: int,
     max_running: int,
     budget: int,
@@ -75,10 +76,9 @@ def test_answers_are_those_of_single_steps(
         host_blocks=host_blocks,
         pace=1e-6,
     )
-    for i, (prompt, count, n, penalised) in enumerate(requests):
-        # The echo does not follow penalties: such a row only rules out runs.
-        penalty = 0.5 if penalised else 0.0
-        run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops), presence_penalty=penalty)
+    for i, (prompt, count, n, logprobs) in enumerate(requests):
+        # A sequence with log-probabilities rules out runs while it decodes.
+        run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops), logprobs=logprobs)
         for _ in range(arrivals[i]):
             run.step()
         for victim, index in aborted:
@@ -160,10 +160,10 @@ def test_a_run_knows_the_ids_that_end_each_sequence() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [{"presence_penalty": 0.5}, {"logprobs": 1}, {"logit_bias": {5: 1.0}}, {"bad_words": ((1, 2),)}],
+    [{"logprobs": 1}, {"logprob_token_ids": (1, 2)}, {"guidance": Guidance(after=(59,), thinking_budget=50)}],
     ids=lambda given: next(iter(given)),
 )
-def test_a_row_that_needs_more_than_its_logits_rules_out_runs(given: dict[str, Any]) -> None:
+def test_a_sequence_that_needs_the_engine_for_each_token_rules_out_runs(given: dict[str, Any]) -> None:
     run = running()
     run.submit("plain", [1], max_tokens=12)
     run.submit("other", [2], max_tokens=9, **given)

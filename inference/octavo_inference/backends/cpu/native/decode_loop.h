@@ -21,6 +21,11 @@ class DecodeBatch {
         slots_(first.slots, first.slots + first.num_seqs),
         seq_len_(first.seq_len, first.seq_len + first.num_seqs),
         sampled_(sampling.position, sampling.position + first.num_seqs) {
+    if (sampling.adjust) {
+      adjust_.assign(sampling.adjust, sampling.adjust + first.num_seqs);
+      for (const Adjust& row : adjust_) outputs_.emplace_back(row.output, row.output + row.output_len);
+      sampling_.adjust = adjust_.data();
+    }
     batch_.tokens = tokens_.data();
     batch_.positions = positions_.data();
     batch_.slots = slots_.data();
@@ -41,15 +46,25 @@ class DecodeBatch {
       slots_[i] = blocks[position / block_size_] * block_size_ + position % block_size_;
       seq_len_[i]++;
       sampled_[i]++;
+      if (!adjust_.empty()) append_output(i, tokens_[i]);
     }
     sampling_.tokens += sampling_.count;
   }
 
  private:
+  // Only rows with penalties or bad words use their output.
+  void append_output(size_t row, int32_t token) {
+    outputs_[row].push_back(token);
+    adjust_[row].output = outputs_[row].data();
+    adjust_[row].output_len = int64_t(outputs_[row].size());
+  }
+
   Batch batch_;
   Sampling sampling_;
   const int32_t block_size_;
   std::vector<int32_t> tokens_, positions_, slots_, seq_len_, sampled_;
+  std::vector<Adjust> adjust_;
+  std::vector<std::vector<int32_t>> outputs_;
 };
 
 // Whether one of a step's tokens ends its sequence.

@@ -108,6 +108,7 @@ class Engine:
         self._depth = backend.steps_ahead if limits.overlap else 0
         self._collected = -math.inf
         self._runs = backend.decode_runs and self._depth == 0
+        self._step_seconds = 0.0
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
@@ -363,6 +364,8 @@ class Engine:
         if not self._runs or self.guided.compiling:
             return None
         seconds = min(MOST_SECONDS, self._live.deadlines.next() - now)
+        if 2 * self._step_seconds > seconds:
+            return None  # its second step would end too late
         return plan_run(plan, self.scheduler, seconds, self.message_fd)
 
     def _choose(self, pending: PendingStep) -> list[Output]:
@@ -407,7 +410,7 @@ class Engine:
         now = self._clock()
         # The device started this step only after it finished the previous one.
         seconds = (now - max(pending.begin, self._collected)) / steps
-        self._collected = now
+        self._collected, self._step_seconds = now, seconds
         for step in range(steps):
             self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
         if self._prefill_budget is not None:

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -136,7 +137,7 @@ def test_an_engine_answers_as_with_single_steps(weights: Weights, kernels: Kerne
         chance = random.Random(seed)
         backend = create(config, weights, kernels, num_blocks=14, max_running=5)
         backend.decode_runs = runs
-        engine = Engine(backend, config, EngineLimits(128, 5, 64, 99), clock=iter(range(10**6)).__next__)
+        engine = Engine(backend, config, EngineLimits(128, 5, 64, 99), clock=count(0, 1e-6).__next__)
         tokens: dict[tuple[str, int], list[int]] = {}
         for i in range(12):
             sampling = SamplingParams(

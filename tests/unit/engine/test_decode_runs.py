@@ -20,8 +20,8 @@ from .echo import EOS, EchoBackend, Runner, alone, make_runner
 from .runs import RunningBackend, readable_pipe
 
 
-def running(blocks: int = 64, **given: Any) -> Runner:
-    return make_runner(RunningBackend(blocks), **given)
+def running(blocks: int = 64, pace: float = 1e-6, **given: Any) -> Runner:
+    return make_runner(RunningBackend(blocks), pace=pace, **given)
 
 
 def cached(run: Runner) -> set[bytes]:
@@ -208,6 +208,16 @@ def test_a_message_ends_a_run() -> None:
     assert run.engine.backend.ran == [1] * 7
 
 
+def test_steps_that_take_long_are_launched_alone() -> None:
+    run = running(pace=0.0)
+    run.submit("r", [1], max_tokens=20)
+    for pace in (MOST_SECONDS, 0.0, 0.0):
+        run.clock.pace = pace
+        run.step()
+    assert [len(batch.tokens) for batch in run.engine.backend.batches[:2]] == [1, 1]
+    assert len(run.engine.backend.planned) == 1
+
+
 def test_a_deadline_bounds_the_seconds_of_a_run() -> None:
     run = running(pace=0.0)
     run.submit("r", [1], max_tokens=60, timeout=2.0)
@@ -219,7 +229,7 @@ def test_a_deadline_bounds_the_seconds_of_a_run() -> None:
 
 
 def test_unused_blocks_are_given_back() -> None:
-    run = make_runner(RunningBackend(64, lambda: 1))
+    run = make_runner(RunningBackend(64, lambda: 1), pace=1e-6)
     run.submit("r", [1, 2], max_tokens=20)
     for total in range(3, 12):
         run.step()
@@ -275,7 +285,7 @@ def test_a_run_that_fails_ends_its_requests_and_leaks_nothing() -> None:
 
 
 def test_runs_are_counted_as_steps_of_equal_length() -> None:
-    run = running(pace=0.5)
+    run = running(pace=1e-3)
     run.submit("r", [1, 2, 3], max_tokens=9)
     run.finish()
     steps = run.engine.stats().steps

@@ -16,9 +16,9 @@ from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence
 
 # A run's tokens reach the client together. More of them save hardly more of the host's work, and an answer that
-# arrives forty times a second still flows for a reader.
+# arrives thirty times a second still flows for a reader.
 _MOST_STEPS = 8
-MOST_SECONDS = 0.025
+MOST_SECONDS = 0.03
 
 
 def plan_run(plan: SchedulerOutput, scheduler: Scheduler, seconds: float, message_fd: int) -> DecodeRun | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.masks import GuidedRow, MaskJob
+from octavo_inference.core.model_input import DecodeRun
 from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.scheduler_output import SchedulerOutput
 
@@ -37,9 +38,10 @@ def launch(
     begin: float,
     guided: list[GuidedRow],
     masks: MaskJob | None,
+    run: DecodeRun | None = None,
 ) -> PendingStep:
-    """Launch a plan whose planning began at the given time."""
-    step = rows.diff(plan)
+    """Launch a plan whose planning began at the given time, or a run of steps that begins with it."""
+    step = rows.diff(plan, run)
     prefill = sum(taken for _, taken in plan.chunks)
     earlier = sum(pairs(taken, sequence.computed) for sequence, taken in plan.chunks)
     context = int(step.seq_len[: len(plan.decodes)].sum())

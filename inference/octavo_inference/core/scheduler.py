@@ -10,12 +10,13 @@ prefix cache after their step is computed (`on_computed`).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
+from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
 from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
@@ -130,9 +131,7 @@ class Scheduler:
             room.take(take, head.computed)
         self._plan_samples(plan, now)
         self._plan_scores(plan)
-        charge = self.queue.counter.charge
-        for sequence in plan.samples:
-            charge(sequence.request.tenant, OUTPUT_TOKEN)
+        self._charge(plan.samples, 1)
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
@@ -147,12 +146,43 @@ class Scheduler:
             sequence.total += 1
             sequence.pending += 1
 
-    def on_computed(self, plan: SchedulerOutput) -> None:
-        """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since."""
+    def reserve(self, sequences: list[Sequence], steps: int) -> int:
+        """Allocate the blocks of `steps` tokens for each decoding sequence, if so many are empty: nothing is evicted.
+
+        Returns for how many tokens, at most `steps`, each sequence has blocks. `on_run` frees those that stay unused.
+        """
+        needs = [max(0, self._blocks(s.computed + steps) - len(s.blocks)) for s in sequences]
+        if sum(needs) > self.pool.free.size:
+            return min(s.capacity - s.computed for s in sequences)
+        for sequence, need in zip(sequences, needs, strict=True):
+            if need:
+                self._add_blocks(sequence, need)
+        return steps
+
+    def on_run(self, plan: SchedulerOutput, tokens: Int32) -> None:
+        """Count the steps of a run but its last one: their `tokens` [steps, decodes] are sampled and computed."""
+        steps = len(tokens)
+        self.rows.write(plan.decodes, tokens)
+        self._charge(plan.decodes, steps)
+        for sequence in plan.decodes:
+            sequence.computed += steps
+            sequence.confirmed += steps
+            sequence.total += steps
+            used = self._blocks(sequence.computed)
+            if used < len(sequence.blocks):
+                self.pool.release(sequence.blocks[used:])
+                del sequence.blocks[used:]
+                sequence.capacity = used * self.block_size
+
+    def on_computed(self, plan: SchedulerOutput, steps: int = 1) -> None:
+        """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since.
+
+        With `steps` above 1 it was the last step of a run.
+        """
         size = self.block_size
         for sequence in plan.decodes:
             sequence.confirmed += 1
-            if sequence.confirmed % size == 0:
+            if sequence.confirmed % size < steps:
                 self._register(sequence)
         for sequence, taken in plan.chunks:
             sequence.confirmed += taken
@@ -173,10 +203,7 @@ class Scheduler:
         """Append at most `jump_room` tokens to a running sequence, to compute in one chunk."""
         self.rows.append(sequence, tokens)
         sequence.total += len(tokens)
-        for block in self._allocate(max(0, self._blocks(sequence.total) - len(sequence.blocks))):
-            sequence.blocks.append(block)
-            sequence.capacity += self.block_size
-            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
+        self._add_blocks(sequence, max(0, self._blocks(sequence.total) - len(sequence.blocks)))
         self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * len(tokens))
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -267,11 +294,15 @@ class Scheduler:
             self.rows.set_block(sequence, last, own)
             plan.block_copies.append((shared, own))
             return
-        [block] = self._allocate(1)
         sequence.tail_shared = False
-        sequence.blocks.append(block)
-        sequence.capacity += self.block_size
-        self.rows.set_block(sequence, last + 1, block)
+        self._add_blocks(sequence, 1)
+
+    def _add_blocks(self, sequence: Sequence, count: int) -> None:
+        """Append blocks that are known to be available to a running sequence."""
+        for block in self._allocate(count):
+            sequence.blocks.append(block)
+            sequence.capacity += self.block_size
+            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
 
     def _preempt(self, plan: SchedulerOutput, now: float) -> None:
         """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
@@ -308,6 +339,11 @@ class Scheduler:
         if self._blocks(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
+
+    def _charge(self, sequences: list[Sequence], tokens: int) -> None:
+        """Charge the tenants of these sequences for `tokens` output tokens of each."""
+        for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
+            self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens * count)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -118,6 +118,7 @@ class CudaBackend:
         self.vocab_size = decoder.config.vocab
         self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
+        self.decode_runs = False
         self.max_prompt_scores: int | None = None
         self._device = device.torch
         self._failpoints = failpoints

@@ -113,6 +113,17 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
             name: ([c_void_p, POINTER(abi.DecoderArgs), POINTER(abi.SamplingArgs), POINTER(abi.PartSeconds)], None)
             for name in ("octavo_choose", "octavo_score")
         },
+        "octavo_decode": (
+            [
+                c_void_p,
+                POINTER(abi.DecoderArgs),
+                POINTER(abi.BatchArgs),
+                POINTER(abi.SamplingArgs),
+                POINTER(abi.DecodeRunArgs),
+                POINTER(abi.PartSeconds),
+            ],
+            c_int32,
+        ),
         "octavo_sample": ([POINTER(abi.SamplingArgs), c_void_p, c_int64, c_int64], None),
     }
     info = abi.Info()

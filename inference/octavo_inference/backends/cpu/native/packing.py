@@ -55,7 +55,7 @@ class Packed:
 
 def address(array: NDArray[np.generic]) -> int:
     """Address of an array's elements."""
-    return array.ctypes.data
+    return int(array.__array_interface__["data"][0])  # a third of the time of `array.ctypes.data`
 
 
 def source(tensor: Tensor) -> abi.StoredMatrix:

@@ -121,7 +121,8 @@ struct DecodeRun {
   int32_t steps, message_fd;
 };
 
-// Seconds per part, summed over steps: measured on the calling thread, waits for other threads included.
+// Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
+// lm_head include the norms and the rounding of their input rows.
 struct Profile {
   double linears, attention, lm_head, elementwise, sampling;
 };

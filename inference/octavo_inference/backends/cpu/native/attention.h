@@ -167,8 +167,8 @@ static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, int win
 template <class P>
 static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window,
                       const std::vector<AttentionItem>& items, const float* qkv, i64 qkv_stride,
-                      typename P::Act* attended, float* scratch, Part& part) {
-  part.share(i64(items.size()), [&](i64 i) {
+                      typename P::Act* attended, float* scratch, Worker& worker) {
+  worker.deal(i64(items.size()), [&](i64 i) {
     const AttentionItem& item = items[size_t(i)];
     with_rows(item.rows, [&]<int R>() { attend<P, R>(m, b, kv, window, item, qkv, qkv_stride, attended, scratch); });
   });

@@ -26,7 +26,7 @@ template <class P>
 void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, float* out) {
   const StoreFloats epilogue{out, matrix.rows, matrix.bias};
   with_kernel<P>(matrix, [&]<class Kernel>() {
-    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue, team.size());
+    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue);
     team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
   });
 }
@@ -78,7 +78,8 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
-// `choose` they are adjusted, and the sampling results are filled. No query token is both sampled and pooled.
+// `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need nothing else, no
+// logits are written. No query token is both sampled and pooled.
 EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
                         const Pooling* pooling, int32_t choose, Profile* profile) {
   run_task(*team, *model, *batch, *sampling, *pooling, choose ? Task::SAMPLE : Task::LOGITS, *profile);

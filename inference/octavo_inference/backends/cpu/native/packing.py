@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.common.memory_advice import allocate, release
+from octavo_inference.common.memory_advice import Arena, release
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Format, Tensor, Weights, dequantize, exact_half
@@ -48,6 +48,7 @@ class Packed:
     lm_head: abi.PackedMatrix = field(default_factory=abi.PackedMatrix)
     final_norm: int | None = None
     keep: list[object] = field(default_factory=list)
+    arena: Arena = field(default_factory=Arena)
     size: int = 0
     embedding_bytes: int = 0
     quantized: bool = False
@@ -99,7 +100,7 @@ class Packer:
         rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
         cols = tensors[0].shape[1]
         format_ = packed_format(tensors, self.weights)
-        data = allocate(int(rows * cols * BITS[format_] / 8))
+        data = self.into.arena.allocate(int(rows * cols * BITS[format_] / 8))
         result = abi.PackedMatrix(address(data), None, rows, cols, abi.PACKED[format_])
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
-from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
+from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, Packed, address, pack, weight_format
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
-from octavo_inference.config.engine import Dtype
+from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, ScoredTokens, StepResult
@@ -157,6 +157,7 @@ class CpuBackend:
         max_running: int,
         max_model_len: int,
         dtype: Dtype = "auto",
+        quantization: Quantization = "auto",
         threads: int | None = None,
         kernels: Kernels | None = None,
     ) -> CpuBackend:
@@ -169,9 +170,10 @@ class CpuBackend:
         """
         _check(config, block_size)
         kernels, format_ = kernels or load(), _float_format(dtype)
+        wanted = weight_format(dtype, quantization)
         count = threads or usable_cores()
         team = kernels.library.octavo_team_create(count)
-        packed = pack(kernels, team, config, weights, WEIGHT_FORMATS[dtype])
+        packed = pack(kernels, team, config, weights, wanted)
         return cls(
             kernels,
             config,

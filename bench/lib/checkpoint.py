@@ -55,7 +55,9 @@ def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokeni
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < size * 1.05:
-        raise RuntimeError(f"{folder} needs {size / 1e9:.1f} GB, {free / 1e9:.1f} are free: make room, or use another folder")
+        raise RuntimeError(
+            f"{folder} needs {size / 1e9:.1f} GB, {free / 1e9:.1f} are free: make room, or use another folder"
+        )
     _safetensors(folder / "model.safetensors", tensors)
     words = tokenizer or Tokenizer(WordLevel({f"w{i}": i for i in range(_WORDS)}, unk_token="w0"))  # noqa: S106
     words.save(str(folder / "tokenizer.json"))

@@ -14,8 +14,7 @@ from octavo_inference.checkpoints.gguf_header import Header, Strings, read_heade
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.models.config import ModelConfig
 
-Kind = gguf.GGMLQuantizationType
-F32, Q4_K, Q6_K = Kind.F32, Kind.Q4_K, Kind.Q6_K
+F32, Q4_K, Q6_K = (int(gguf.GGMLQuantizationType[name]) for name in ("F32", "Q4_K", "Q6_K"))
 BLOCK = 256
 BYTES = {Q4_K: 144, Q6_K: 210}
 # Root mean square of a block's values before its fp16 factor, scales times levels: half of Q4_K's scales are in
@@ -24,7 +23,7 @@ _SIZE = {Q4_K: 44.3 * 4.61, Q6_K: 97.3 * 18.48}
 _UNUSED = 5
 
 
-def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
+def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], int]]:
     """Name, shape and format of each tensor, as llama.cpp's Q4_K_M chooses them.
 
     The head is in Q6_K, as are v and down of the first and last eighth of the layers and of each third between.
@@ -57,7 +56,7 @@ def _more_bits(layer: int, layers: int) -> bool:
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
-def size(shape: tuple[int, ...], kind: Kind) -> int:
+def size(shape: tuple[int, ...], kind: int) -> int:
     """Bytes of a tensor. ValueError for rows that are not whole blocks."""
     if kind == F32:
         return 4 * math.prod(shape)
@@ -66,7 +65,7 @@ def size(shape: tuple[int, ...], kind: Kind) -> int:
     return math.prod(shape) // BLOCK * BYTES[kind]
 
 
-def blocks(kind: Kind, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
+def blocks(kind: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.uint8]:
     """Random blocks [rows, bytes per row]: weights around 0 of size 1 / sqrt(columns), so activations keep theirs."""
     result = rng.integers(0, 256, (math.prod(shape) // BLOCK, BYTES[kind]), dtype=np.uint8)
     factor = 1 / (_SIZE[kind] * math.sqrt(shape[-1]))
@@ -85,7 +84,10 @@ def blocks(kind: Kind, shape: tuple[int, ...], rng: np.random.Generator) -> NDAr
 
 
 def write(path: Path, name: str, config: ModelConfig, seed: int = 0) -> Path:
-    """Write the file; its vocabulary is the built-in model's and unused words. ValueError for rows of partial blocks."""
+    """Write the file; its vocabulary is the built-in model's and unused words.
+
+    ValueError for rows that are not whole blocks.
+    """
     listed = list(tensors(config))
     writer = gguf.GGUFWriter(path, config.architecture)
     writer.add_name(name)
@@ -95,7 +97,7 @@ def write(path: Path, name: str, config: ModelConfig, seed: int = 0) -> Path:
         bytes_ = size(shape, kind)
         stored = shape if kind == F32 else (*shape[:-1], bytes_ // math.prod(shape[:-1]))
         type_ = np.dtype(np.float32 if kind == F32 else np.uint8)
-        writer.add_tensor_info(tensor, stored, type_, bytes_, raw_dtype=kind)
+        writer.add_tensor_info(tensor, stored, type_, bytes_, raw_dtype=gguf.GGMLQuantizationType(kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()

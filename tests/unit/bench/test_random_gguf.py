@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from tests.support.native import needs_native
 
 from bench.lib import models
 from bench.lib.random_gguf import Q4_K, Q6_K, blocks, tensors, write
+from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks, split_blocks
 from octavo_inference.models.weights import bf16_bits, bf16_values, dequantize
-from octavo_inference.model_loader import LoadedModel, load_model
 
-SMALL = {"layers": 9, "hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "intermediate": 512, "vocab": 600}
-TINY = {name: replace(config, **SMALL) for name, config in models.MODELS.items()}
+TINY = {
+    name: replace(config, layers=9, hidden=256, heads=4, kv_heads=2, head_dim=64, intermediate=512, vocab=600)
+    for name, config in models.MODELS.items()
+}
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +44,8 @@ def test_a_file_has_the_size_of_the_published_one(name: str, published: int) -> 
 def test_a_written_file_is_read_as_its_shape(name: str) -> None:
     config = TINY[name]
     model = loaded(models.write_gguf(config))
-    usual = {"rotary_dim": 64, "query_scale": config.score_scale, "bos_token_id": 1}
-    assert replace(model.config, digest="") == replace(config, **usual)
+    usual = replace(config, rotary_dim=64, query_scale=config.score_scale, bos_token_id=1)
+    assert replace(model.config, digest="") == usual
     kinds = [layer.down.format for layer in model.weights.layers]
     assert kinds == ["q6_k" if layer in {0, 3, 6, 7, 8} else "q4_k" for layer in range(9)]
     assert [layer.v.format for layer in model.weights.layers] == kinds
@@ -69,7 +72,7 @@ def test_the_bf16_folder_has_the_same_weights(name: str) -> None:
 def test_activations_stay_finite_and_answers_follow_from_the_seed(name: str) -> None:
     from octavo_inference import LLM, SamplingParams
 
-    llm = LLM(str(models.write_gguf(TINY[name])), threads=1, kv_memory="8Mi", max_model_len=64)
+    llm = LLM(str(models.write_gguf(TINY[name])), threads=1, kv_memory=8 << 20, max_model_len=64)
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=1)
     [first, again] = llm.generate([[300, 400, 500, 20]] * 2, params, use_tqdm=False)
     assert first.outputs[0].token_ids == again.outputs[0].token_ids
@@ -103,8 +106,8 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_said_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = models.shutil.disk_usage("/")
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(RuntimeError, match=r"needs 0.0 GB, 0.0 are free"):
         models.write_gguf(TINY["1b"])
     assert not models.gguf_file(TINY["1b"]).exists()

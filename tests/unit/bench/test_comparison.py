@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,16 +12,15 @@ from bench.cpu import __main__ as program
 from bench.cpu.experiments import Experiment, Line, by_variant, experiments
 from bench.cpu.floors import floor, limits
 from bench.cpu.report import bandwidths, results, table
+from bench.cpu.runner import Runners
 from bench.cpu.systems import System, systems
 from bench.lib.loads import load
 
 ISA = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16")
 MODEL = {"linear_parameters": 10**9, "head_parameters": 10**8, "weight_bytes": 10**9}
 LIMIT = {"read_gb_per_s": 40.0, "fp32_gflops": 200.0, "bf16_gflops": 400.0, "int8_gops": 800.0}
-SINGLE = Experiment(
-    "single-1b", "load stream-64", ("octavo-4bit-1b", "llama"), (Line("one", "octavo-4bit-1b", ("llama",), must=1.3),), 1,
-    model="1b",
-)  # fmt: skip
+AGAINST = Line("one", "octavo-4bit-1b", ("llama",), must=1.3)
+SINGLE = Experiment("single-1b", "load stream-64", ("octavo-4bit-1b", "llama"), (AGAINST,), 1, model="1b")
 
 
 def given(*only: str, variants: bool = False, listed: bool = False) -> argparse.Namespace:
@@ -70,10 +70,12 @@ def test_variants_are_compared_with_the_first() -> None:
 
 def test_floor_is_the_weights_of_each_step_or_the_multiply_adds() -> None:
     stream = floor(load("stream-64"), MODEL, LIMIT, bits4=True)
-    assert (stream.what, stream.seconds) == ("memory", pytest.approx(64 / 40))
+    assert stream.what == "memory"
+    assert stream.seconds == pytest.approx(64 / 40)
     work = load("prefill-1024")
     prompt = floor(work, MODEL, LIMIT, bits4=True)
-    assert (prompt.what, prompt.seconds) == ("byte multiply-adds", pytest.approx(2 * (1024e9 + 1e8) / 800e9))
+    assert prompt.what == "byte multiply-adds"
+    assert prompt.seconds == pytest.approx(2 * (1024e9 + 1e8) / 800e9)
     assert floor(work, MODEL, LIMIT, bits4=False).seconds == pytest.approx(2 * prompt.seconds)
     assert floor(work, MODEL, {k: v for k, v in LIMIT.items() if "fp32" in k or "read" in k}, bits4=True).what == (
         "fp32 multiply-adds"
@@ -103,7 +105,7 @@ def test_bandwidth_is_weights_times_tokens_beside_a_plain_read() -> None:
     assert not bandwidths([SINGLE], [record("octavo-4bit-1b", 2.0)], {"octavo-4bit-1b": {"model": MODEL}})
 
 
-def test_a_system_that_does_not_fit_is_said_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_does_not_fit_is_said_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     records = [record("octavo-4bit-1b", 1.0)]
     [result] = results([SINGLE], records, "seconds", {}, {"llama": "no llama.cpp here"})
     assert "not measured: no llama.cpp here" in table([result])
@@ -113,6 +115,6 @@ def test_a_system_that_does_not_fit_is_said_in_the_table(monkeypatch: pytest.Mon
 
     assert program.prepared(System([], prepare=full)).missing == "needs 8.0 GB, 2.0 are free"
     monkeypatch.setattr(program, "available_memory", lambda: 10**9)
-    with program.Runners({"big": ["false"]}, program.CACHE) as running:
+    with Runners({"big": ["false"]}, tmp_path) as running:
         found = program.turn(running, "big", System([], memory=2 * 10**9), "load single-4", set())
     assert found == {"error": "big needs 2.0 GB of memory, 1.0 are available"}

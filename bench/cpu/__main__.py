@@ -112,7 +112,10 @@ def choose(everything: Sequence[Experiment], given: argparse.Namespace) -> list[
         except ValueError as error:
             sys.exit(f"--variants: {error}")
     measured = {e.model for e in chosen}
-    return [e for e in everything if e.command == "limits" and e.model in measured and e not in chosen] + chosen
+    limiting = [e for e in everything if e.command == "limits" and e.model in measured and e not in chosen]
+    # Together with the loads of its model, so that they are measured in turn.
+    order = list(dict.fromkeys(e.model for e in everything))
+    return sorted([*limiting, *chosen], key=lambda e: order.index(e.model))
 
 
 def kernel_variants() -> tuple[str, ...]:

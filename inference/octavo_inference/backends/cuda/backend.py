@@ -317,7 +317,7 @@ class CudaBackend:
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size
 
-    def _capture_failed(self, error: RuntimeError) -> None:
+    def _capture_failed(self, error: Exception) -> None:
         """Continue without the graph.
 
         Raises when the device is lost, or when other ranks wait in a step that this one has left.

@@ -6,6 +6,7 @@
 //   MAX_TILE, tile()       most rows of a tile; acc[r][c] += sum over the inner dimension of a[r, :] * panel[:, c]
 #pragma once
 
+#include "amx.h"
 #include "operands.h"
 #include "panels.h"
 
@@ -32,7 +33,7 @@ struct FloatKernel {
 template <class Q>
 struct Int8Kernel {
   using Input = Int8Block;
-  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : 2;
+  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : (MAX_ROWS + 1) / 2;
   static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
   static i64 row_length(i64 cols) { return cols / BLOCK; }
   static i64 steps(i64 cols) { return cols / BLOCK; }
@@ -72,13 +73,13 @@ struct Int8Kernel {
   }
 
 #if defined(OCTAVO_BYTE_DOT)
-  static constexpr int OFFSET = Q::SIGNED ? 128 : 0;  // added to signed bytes to make them unsigned
+  static constexpr int OFFSET = Q::SIGNED ? SIGNED_OFFSET : 0;
   template <int V, int LAST, int R>
   static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, IVec (&sums)[R][PANEL_VECS]) {
     UVec w[PANEL_VECS];
     for (int c = 0; c < PANEL_VECS; c++) {
       w[c] = Q::template bytes<V>(block, c);
-      if constexpr (Q::SIGNED) w[c] ^= 0x80808080u;
+      if constexpr (OFFSET) w[c] ^= 0x80808080u;
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {

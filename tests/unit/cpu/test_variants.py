@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 
 import pytest
 
 from octavo_inference.backends.cpu.native import build, library
-from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 
 ALL = frozenset({"amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "portable"})
 ARM = frozenset({"neonbf16", "neondot", "portable"})
@@ -109,3 +110,21 @@ def test_container_limit_of_cgroup_v1(tmp_path: Path) -> None:
     (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("50000\n")
     (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
     assert usable_cores(tmp_path) == 1
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"), [({0}, 1), ({0, 3, 8}, 1), ({3, 4}, 2), (set(range(12)), 2), ({99}, 1), ({0, 20}, 1)]
+)
+def test_numa_nodes_are_those_with_a_usable_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mine: set[int], expected: int
+) -> None:
+    # The last node has memory only.
+    for node, cores in enumerate(["0-3,8-9", "4-7,10,11", ""]):
+        (tmp_path / f"node{node}").mkdir()
+        (tmp_path / f"node{node}" / "cpulist").write_text(f"{cores}\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: mine)
+    assert numa_nodes(tmp_path) == expected
+
+
+def test_a_system_without_numa_has_one_node(tmp_path: Path) -> None:
+    assert numa_nodes(tmp_path / "absent") == 1

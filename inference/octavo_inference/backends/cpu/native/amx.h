@@ -69,38 +69,30 @@ inline void tile_multiply() {
     }
 }
 #else
-// GCC's intrinsics do not tell it which memory they read: without the barriers it moves or drops what writes that.
-inline void memory_barrier() { asm volatile("" ::: "memory"); }
-
-inline void configure_tiles(const TileShapes& wanted) {
-  asm volatile("" ::"r"(&wanted) : "memory");
-  _tile_loadconfig(&wanted);
-}
+// Not the intrinsics: those of GCC take no template's parameter, and do not tell it which memory they read.
+inline void configure_tiles(const TileShapes& wanted) { asm volatile("ldtilecfg %0" ::"m"(wanted)); }
 template <int T>
 OCTAVO_INLINE void tile_zero() {
-  _tile_zero(T);
+  asm volatile("tilezero %%tmm%c0" ::"i"(T));
 }
 template <int T>
 OCTAVO_INLINE void tile_load(const void* from, i64 stride) {
-  memory_barrier();
-  _tile_loadd(T, from, stride);
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(T) : "memory");
 }
 template <int T>
 OCTAVO_INLINE void tile_store(void* to, i64 stride) {
-  _tile_stored(T, to, stride);
-  memory_barrier();
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(T) : "memory");
 }
 template <int TO, int ROWS, int COLUMNS>
 OCTAVO_INLINE void tile_multiply() {
-  _tile_dpbf16ps(TO, ROWS, COLUMNS);
+  asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(TO), "i"(ROWS), "i"(COLUMNS));
 }
 #endif
 
 // Registers 0 and 1 hold sums of the panel's halves, 2 rows, 3 and 4 the panel's halves; 5, 6 and 7 the same where only
-// `rest` elements of the inner dimension are left. A thread keeps its shapes until it needs others.
+// `rest` elements of the inner dimension are left. Set for each product: another library in the process, such as oneDNN,
+// may have used the registers on this thread.
 inline void shape_tiles(int rows, int rest) {
-  thread_local int current_rows = 0, current_rest = 0;
-  if (rows == current_rows && rest == current_rest) return;
   TileShapes wanted;
   for (int half = 0; half < 2; half++) {
     wanted.set(half, rows, 64);
@@ -110,8 +102,6 @@ inline void shape_tiles(int rows, int rest) {
   wanted.set(2, rows, 2 * STEP_COLS);
   if (rest) wanted.set(5, rows, 2 * rest);
   configure_tiles(wanted);
-  current_rows = rows;
-  current_rest = rest;
 }
 
 template <class P>

@@ -33,14 +33,14 @@ def python(lock: Path, distributions: Sequence[str], uv: Path) -> tuple[list[str
             _unpack(root)
         command = [EMULATOR, "-L", str(root), str(root / "usr" / "bin" / "python3")]
         version = _run([*command, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
-        wanted = _requirements(lock.read_text(encoding="utf-8"), distributions)
+        wanted = requirements(lock.read_text(encoding="utf-8"), distributions)
         site = folder / f"site-{hashlib.sha256(f'{version}{wanted}'.encode()).hexdigest()[:16]}"
         if not site.is_dir():
             _install(wanted, version, uv, site)
     return command, site
 
 
-def _requirements(lock: str, distributions: Sequence[str]) -> str:
+def requirements(lock: str, distributions: Sequence[str]) -> str:
     """The entries of a lock for these distributions: a line `name==version`, and its hashes below."""
     entries = [entry for entry in re.split(r"\n(?=\S)", lock) if entry.partition("==")[0] in distributions]
     if absent := set(distributions) - {entry.partition("==")[0] for entry in entries}:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.common.memory_advice import release
@@ -208,6 +208,8 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     process = resident_memory(os.getpid())
     if name == "reference":  # allocates as it runs: nothing to plan
         return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)
+    if threads > 1 and (nodes := numa_nodes()) > 1:
+        log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
     backend = _create_cpu(dtype, settings.quantization, threads, model, sizes)
     return Built(backend, model.config, sizes, name, dtype, threads, _plan(backend, sizes, process, free))
 

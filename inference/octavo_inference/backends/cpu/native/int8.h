@@ -78,13 +78,21 @@ OCTAVO_INLINE UVec broadcast4(const int8_t* p) {
   return four - UVec{};
 }
 
-#if defined(__AVX512VNNI__) || defined(OCTAVO_EMULATE_BYTE_DOT)
+#if defined(__AVX512VNNI__) || defined(OCTAVO_ARM_BYTE_DOT) || defined(OCTAVO_EMULATE_BYTE_DOT)
 #define OCTAVO_BYTE_DOT
 
-// Per lane: acc plus the four products of unsigned bytes of u and signed bytes of s.
+// Per lane: acc plus the four products of bytes of u and signed bytes of s. The bytes of u are SIGNED_OFFSET larger than
+// signed weights. Unsigned weights are below 128, so that ARM can read them as signed.
+#if defined(OCTAVO_ARM_BYTE_DOT)
+constexpr int SIGNED_OFFSET = 0;
+#else
+constexpr int SIGNED_OFFSET = 128;
+#endif
 OCTAVO_INLINE IVec add_products(IVec acc, UVec u, UVec s) {
 #if defined(__AVX512VNNI__)
   return (IVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#elif defined(OCTAVO_ARM_BYTE_DOT)
+  return (IVec)vdotq_s32((int32x4_t)acc, (int8x16_t)u, (int8x16_t)s);
 #else
   for (int shift = 0; shift < 32; shift += 8) acc += (IVec)(u >> shift & 255) * ((IVec)(s << (24 - shift)) >> 24);
   return acc;
@@ -93,6 +101,7 @@ OCTAVO_INLINE IVec add_products(IVec acc, UVec u, UVec s) {
 
 #else
 
+constexpr int SIGNED_OFFSET = 0;
 typedef int16_t Words __attribute__((vector_size(4 * W), may_alias));
 
 // Sums of two adjacent products in 16 bits: u unsigned, s signed. The caller guarantees that the sums fit.

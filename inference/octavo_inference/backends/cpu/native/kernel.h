@@ -8,6 +8,7 @@
 
 #include <type_traits>
 
+#include "amx.h"
 #include "operands.h"
 #include "panels.h"
 
@@ -34,7 +35,7 @@ struct FloatKernel {
 template <class Q>
 struct Int8Kernel {
   using Input = Int8Block;
-  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : 2;
+  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : (MAX_ROWS + 1) / 2;
   static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
   static i64 row_length(i64 cols) { return cols / BLOCK; }
   static i64 steps(i64 cols) { return cols / BLOCK; }
@@ -55,7 +56,7 @@ struct Int8Kernel {
   using Dot = IVec;
   static constexpr int RUN = 1;
   static OCTAVO_INLINE void add_run(Dot& sum, const UVec (&w)[1], const UVec (&x)[1]) {
-    sum = add_products(sum, Q::SIGNED ? w[0] ^ 0x80808080u : w[0], x[0]);
+    sum = add_products(sum, Q::SIGNED && SIGNED_OFFSET ? w[0] ^ 0x80808080u : w[0], x[0]);
   }
   static OCTAVO_INLINE IVec total(Dot sum) { return sum; }
 #else

@@ -102,11 +102,8 @@ struct Int8 {
   static constexpr bool SIGNED = true, MINIMUM = false;
   template <int PART>
   static OCTAVO_INLINE IVec start([[maybe_unused]] const Int8Block& a) {
-#if defined(OCTAVO_BYTE_DOT)
-    return (splat_int(a.offset[0]) + splat_int(a.offset[1])) << 2;  // 128 is added
-#else
-    return IVec{};
-#endif
+    if constexpr (SIGNED_OFFSET == 0) return IVec{};
+    return (splat_int(a.offset[0]) + splat_int(a.offset[1])) << 2;  // SIGNED_OFFSET is added to each weight
   }
   template <int V>
   static OCTAVO_INLINE UVec bytes(const uint8_t* block, int c) {

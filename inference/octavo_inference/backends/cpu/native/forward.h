@@ -44,7 +44,7 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : m_(m), b_(b), s_(s), p_(p), task_(task), team_size_(team_size), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), items_(attention_items(m, b)),
+        layers_(m.layers, m.layers + m.num_layers), layer_parts_(layers_.size()), plan_(m, b, team_size),
         pooled_(pooled_tokens(p)) {}
 
   void run(int rank) override {
@@ -132,7 +132,7 @@ class Forward final : public Job {
     rows(parts.rope, tokens,
          [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
     watch.lap(profile_.elementwise);
-    attention(m_, b_, kv, layer.window, items_, m_.qkv, qkv_stride, attended, scratch, parts.attention);
+    attention(m_, b_, kv, layer.window, plan_, m_.qkv, qkv_stride, attended, scratch, parts.attention);
     watch.lap(profile_.attention);
     add_linear(layer.output, attended, layer.attention_output_norm, parts.output, parts.output_norm, watch);
     rows(parts.post_norm, tokens,
@@ -203,7 +203,7 @@ class Forward final : public Job {
   Part embed_, pool_norm_, pool_sum_, final_norm_, finish_logits_, sampling_;
   LinearParts lm_head_;
   std::vector<LayerParts> layer_parts_;
-  const std::vector<AttentionItem> items_;
+  AttentionPlan plan_;
   const std::vector<int32_t> pooled_;
 };
 

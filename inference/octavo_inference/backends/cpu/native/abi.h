@@ -60,7 +60,7 @@ struct Model {
   const float* final_norm;
   Source embedding;
   Matrix lm_head;
-  void* kv;  // [layers][num_blocks] blocks; a block is [kv_heads][K [dim/G][block][G], V [block/G][dim][G]]
+  void* kv;  // [layers][num_blocks] blocks; see KvLayer in layers.h
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear

@@ -1,10 +1,14 @@
 // Paged attention with online softmax, for prefill chunks and decode alike.
 //
-// A work item is up to MAX_ROWS rows, (query token, head) pairs that share a KV head of one sequence. It iterates over
-// keys in chunks of 32. Scores and output accumulators stay in the L1 cache; dot_tile computes both products.
+// A row is a pair of query token and head. Rows that share a KV head form tiles of up to MAX_ROWS, so that K and V are
+// loaded once for all of them. Keys are taken in chunks of two tiles of the KV pool. Sums start anew in every segment of
+// SEGMENT keys, and the segments of a row are merged in order. Chunks and segments count from the start of the sequence,
+// so a row's result does not depend on how its sequence is divided into items.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <memory>
 #include <vector>
 
 #include "layers.h"
@@ -12,62 +16,235 @@
 
 namespace octavo {
 
-constexpr int CHUNK = 32;           // keys per iteration; block sizes are multiples of it
+constexpr int CHUNK = 2 * TILE;     // keys per iteration
+constexpr int SEGMENT = 256;        // keys per partial sum
+constexpr int ITEM_ROWS = 48;       // most rows of an item, over all of its KV heads
 constexpr float MASKED = -1e30f;
 
+// One thread's work on a layer: rows [first_row, first_row + rows) of a sequence, (token, head in group) pairs with heads
+// fastest, for each of its KV heads. They attend to keys [first_key, keys).
 struct AttentionItem {
-  int32_t seq, kv_head, first_row, rows;  // rows are (token, head in group) pairs, heads fastest
-  int32_t keys;                           // context of the last row, the longest
+  int32_t seq, first_head, heads, first_row, rows, first_key, keys;
+  int32_t split, segment;  // its number among the items of split sequences' heads, if split >= 0
 };
 
-// Longest contexts first, so that no thread starts a long item when the other threads are done.
-inline std::vector<AttentionItem> attention_items(const Model& m, const Batch& b) {
-  std::vector<AttentionItem> items;
+// Heads of a sequence whose segments are separate items. The item that finishes last merges them.
+struct AttentionSplit {
+  int32_t segments;
+  i64 partials;  // offset of [segments][heads][rows] partial sums
+};
+
+// The items of a step, and the partial sums of the layer that is being computed.
+class AttentionPlan {
+ public:
+  AttentionPlan(const Model& m, const Batch& b, int team_size);
+
+  // A piece is a run of items. A thread prefetches across the items of its run.
+  i64 pieces() const { return i64(piece_ends_.size()); }
+  const AttentionItem* begin(i64 piece) const { return items_.data() + (piece ? piece_ends_[size_t(piece) - 1] : 0); }
+  const AttentionItem* end(i64 piece) const { return items_.data() + piece_ends_[size_t(piece)]; }
+
+  // Partial sums of a row: `dim` values, their maximum, their sum of weights.
+  float* partial(const AttentionItem& item, int segment, int row) const {
+    const AttentionSplit& split = splits_[size_t(item.split)];
+    return partials_.get() + split.partials + (i64(segment) * item.heads * item.rows + row) * partial_floats_;
+  }
+  int segments(const AttentionItem& item) const { return splits_[size_t(item.split)].segments; }
+  // True for the last of a split's items in this layer.
+  bool finish(const AttentionItem& item) {
+    const int before = finished_[size_t(item.split)].fetch_add(1, std::memory_order_acq_rel);
+    return (before + 1) % segments(item) == 0;
+  }
+
+ private:
+  void add_sequence(const Model& m, const Batch& b, int seq, int heads);
+  void cut_pieces(int team_size);
+
+  const i64 partial_floats_;
+  i64 partials_size_ = 0;
+  std::vector<AttentionItem> items_;
+  std::vector<i64> piece_ends_;
+  std::vector<AttentionSplit> splits_;
+  std::vector<std::atomic<int32_t>> finished_;
+  std::unique_ptr<float[]> partials_;
+};
+
+inline i64 work(const AttentionItem& item) { return i64(item.keys - item.first_key) * item.heads * item.rows; }
+
+inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size) : partial_floats_(m.head_dim + TILE) {
   const int group = m.heads / m.kv_heads;
-  for (int seq = 0; seq < b.num_seqs; seq++) {
-    const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group;
-    const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+  // All KV heads together read whole tiles, front to back. With little to share out, each head is an item of its own.
+  i64 segments = 0;
+  for (int seq = 0; seq < b.num_seqs; seq++) segments += (b.seq_len[seq] + SEGMENT - 1) / SEGMENT;
+  const int heads = segments < 4 * team_size ? 1 : std::clamp(ITEM_ROWS / group, 1, m.kv_heads);
+  for (int seq = 0; seq < b.num_seqs; seq++) add_sequence(m, b, seq, heads);
+  finished_ = std::vector<std::atomic<int32_t>>(splits_.size());
+  partials_ = std::make_unique_for_overwrite<float[]>(size_t(partials_size_));
+  std::stable_sort(items_.begin(), items_.end(), [](auto& a, auto& c) { return work(a) > work(c); });
+  cut_pieces(team_size);
+}
+
+inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq, int heads) {
+  const int group = m.heads / m.kv_heads, length = b.seq_len[seq];
+  const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group;
+  const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, segments = (length + SEGMENT - 1) / SEGMENT;
+  if (tiles > 1) {
     for (int tile = 0; tile < tiles; tile++) {
       const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
-      const int keys = b.seq_len[seq] - queries + (last - 1) / group + 1;
-      for (int head = 0; head < m.kv_heads; head++) items.push_back({seq, head, first, last - first, keys});
+      const int keys = length - queries + (last - 1) / group + 1;
+      for (int head = 0; head < m.kv_heads; head++) items_.push_back({seq, head, 1, first, last - first, 0, keys, -1, 0});
+    }
+    return;
+  }
+  heads = std::min(heads, std::max(1, ITEM_ROWS / rows));
+  for (int head = 0; head < m.kv_heads; head += heads) {
+    const int count = std::min(heads, m.kv_heads - head), split = segments > 1 ? int(splits_.size()) : -1;
+    for (int segment = 0; segment < segments; segment++) {
+      const int first = segment * SEGMENT, last = std::min(first + SEGMENT, length);
+      items_.push_back({seq, head, count, 0, rows, first, last, split, segment});
+    }
+    if (split < 0) continue;
+    splits_.push_back({segments, partials_size_});
+    partials_size_ += i64(segments) * count * rows * partial_floats_;
+  }
+}
+
+// Pieces shrink towards the end, so that all threads end at about the same time.
+inline void AttentionPlan::cut_pieces(int team_size) {
+  i64 left = 0;
+  for (const AttentionItem& item : items_) left += work(item);
+  for (size_t at = 0; at < items_.size();) {
+    const i64 wanted = left / (2 * team_size);
+    i64 taken = work(items_[at++]);
+    while (at < items_.size() && taken + work(items_[at]) <= wanted) taken += work(items_[at++]);
+    piece_ends_.push_back(i64(at));
+    left -= taken;
+  }
+}
+
+// What the items of one layer share.
+template <class P>
+struct AttentionLayer {
+  const Model& m;
+  const Batch& b;
+  const KvLayer<P>& kv;
+  int window;
+  const float* qkv;
+  i64 qkv_stride;
+  typename P::Act* attended;
+};
+
+// Scratch floats of a thread. Per row: accumulator, q (activation type, at most 4 bytes), weights, maximum. Per row of a
+// tile: merged accumulator, scores, p.
+inline i64 attention_scratch(int dim) { return ITEM_ROWS * (2 * i64(dim) + W + 1) + MAX_ROWS * (i64(dim) + 2 * CHUNK); }
+
+// K of a chunk's two tiles, for one head. V follows K.
+template <class P>
+struct ChunkTiles {
+  const typename P::Elem* at[2];
+
+  ChunkTiles head(int head, int dim) const {
+    const i64 skipped = i64(head) * 2 * TILE * dim;
+    return {{at[0] + skipped, at[1] + skipped}};
+  }
+  ChunkTiles values(int dim) const { return {{at[0] + TILE * dim, at[1] + TILE * dim}}; }
+};
+
+// A chunk's tiles for the first head of an item. Beyond the last key, the tile is that of the last key.
+template <class P>
+static OCTAVO_INLINE ChunkTiles<P> chunk_tiles(const AttentionLayer<P>& layer, const AttentionItem& item, int start) {
+  const int32_t* table = layer.b.block_table + i64(item.seq) * layer.b.table_width;
+  const auto tile = [&](int key) {
+    const int block_size = layer.m.block_size;
+    return layer.kv.tile(table[key / block_size], key % block_size);
+  };
+  const ChunkTiles<P> tiles{{tile(start), tile(std::min(start + TILE, item.keys - 1))}};
+  return tiles.head(item.first_head, layer.m.head_dim);
+}
+
+// Prefetches, line by line, the row of `next` at the same place as a row that is being read.
+template <class Elem>
+static OCTAVO_INLINE void prefetch_row(const Elem* next, int elements) {
+  const char* line = reinterpret_cast<const char*>(next);
+#pragma GCC unroll 8
+  for (int at = 0; at < elements * int(sizeof(Elem)); at += 64) __builtin_prefetch(line + at);
+}
+
+template <class P, int STEP, int R, int TILES>
+static OCTAVO_INLINE void score_step(const typename P::Act* q, int dim, const typename P::Elem* const (&keys)[TILES],
+                                     Vec (&acc)[R][TILES * TILE / W]) {
+  constexpr int NV = TILE / W;
+  typename P::Operand columns[TILES * NV];
+#pragma GCC unroll 8
+  for (int c = 0; c < TILES * NV; c++) columns[c] = P::template operand<STEP>(keys[c / NV] + c % NV * W * P::GROUP);
+#pragma GCC unroll 12
+  for (int r = 0; r < R; r++) {
+    auto x = P::template broadcast<STEP>(q + r * dim);
+#pragma GCC unroll 8
+    for (int c = 0; c < TILES * NV; c++) acc[r][c] = P::multiply_add(acc[r][c], x, columns[c]);
+  }
+}
+
+// scores[r][column] = q[r] · k[column] for the columns of TILES tiles, beginning with `tile`.
+template <class P, int R, int TILES>
+static OCTAVO_INLINE void score_tiles(const typename P::Act* q, int dim, const ChunkTiles<P>& k, int tile, float* scores,
+                                      const ChunkTiles<P>& next) {
+  constexpr int NV = TILES * TILE / W, ROW = TILE * P::GROUP;
+  const typename P::Elem *keys[TILES], *ahead[TILES];
+  for (int i = 0; i < TILES; i++) keys[i] = k.at[tile + i], ahead[i] = next.at[tile + i];
+  Vec acc[R][NV] = {};
+  for (int g = 0; g < dim / P::GROUP; g++) {
+    score_step<P, 0, R, TILES>(q, dim, keys, acc);
+    if constexpr (P::STEPS == 2) score_step<P, 1, R, TILES>(q, dim, keys, acc);
+    q += P::GROUP;
+    for (int i = 0; i < TILES; i++) {
+      prefetch_row(ahead[i], ROW);
+      keys[i] += ROW, ahead[i] += ROW;
     }
   }
-  std::stable_sort(items.begin(), items.end(), [](auto& a, auto& c) { return a.keys > c.keys; });
-  return items;
-}
-
-// Scratch floats of one item: q and p (activation type, at most 4 bytes), scores, accumulators.
-inline i64 attention_scratch(int dim) { return MAX_ROWS * (2 * i64(dim) + 2 * CHUNK); }
-
-template <class P, int R, int NV>
-static OCTAVO_INLINE void score_columns(const typename P::Act* q, int dim, const typename P::Elem* keys, i64 block_size,
-                                        float* scores, const char* ahead) {
-  Vec acc[R][NV] = {};
-  dot_tile<P, R, NV>(q, dim, keys, block_size * P::GROUP, dim / P::GROUP, acc, Prefetch{ahead, 64});
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < NV; c++) store(scores + r * CHUNK + c * W, acc[r][c]);
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) store(scores + r * CHUNK + tile * TILE + c * W, acc[r][c]);
 }
 
+// out[r][column] = rescale[r] * out[r][column] + p[r] · v[column] for NV vectors of columns, beginning with `column`.
 template <class P, int R, int NV>
-static OCTAVO_INLINE void add_values(const typename P::Act* p, const typename P::Elem* values, int dim,
-                                     const float* rescale, float* out, const char* ahead) {
+static OCTAVO_INLINE void add_values(const typename P::Act* p, const ChunkTiles<P>& v, int dim, int column,
+                                     const float* rescale, float* out, const ChunkTiles<P>& next) {
+  constexpr int G = P::GROUP;
   Vec acc[R][NV] = {};
-  dot_tile<P, R, NV>(p, CHUNK, values, dim * P::GROUP, CHUNK / P::GROUP, acc, Prefetch{ahead, 64});
+  for (int tile = 0; tile < 2; tile++) {
+    const typename P::Elem *values = v.at[tile] + column * G, *ahead = next.at[tile] + column * G;
+    for (int g = 0; g < TILE / G; g++) {
+      dot_step<P, 0>(p, CHUNK, values, acc);
+      if constexpr (P::STEPS == 2) dot_step<P, 1>(p, CHUNK, values, acc);
+      prefetch_row(ahead, NV * W * G);
+      p += G, values += dim * G, ahead += dim * G;
+    }
+  }
 #pragma GCC unroll 12
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int c = 0; c < NV; c++) {
-      float* at = out + r * dim + c * W;
+      float* at = out + r * dim + column + c * W;
       store(at, fma(load(at), splat(rescale[r]), acc[r][c]));
     }
+}
+
+// Adds as many columns as possible in passes of NV vectors, then the others in narrower ones.
+template <class P, int R, int NV>
+static OCTAVO_INLINE void add_all_values(const typename P::Act* p, const ChunkTiles<P>& v, int dim, int column,
+                                         const float* rescale, float* out, const ChunkTiles<P>& next) {
+  for (; column + NV * W <= dim; column += NV * W) add_values<P, R, NV>(p, v, dim, column, rescale, out, next);
+  if constexpr (NV * W > 16)
+    if (column < dim) add_all_values<P, R, NV / 2>(p, v, dim, column, rescale, out, next);
 }
 
 // One step of online softmax in base 2, for one row of scores. Returns the factor that rescales the previous sums.
 // Keys outside [from, to) of the chunk are masked. WHOLE: no key of the chunk is.
 template <bool WHOLE, class Act>
-static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& running_max, Vec& running_sum, Act* p) {
+static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& running_max, float* running_sum, Act* p) {
   constexpr int VECS = CHUNK / W;
   const auto seen = [&](int c, Vec x, Vec otherwise) {
     if (WHOLE) return x;
@@ -79,98 +256,158 @@ static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& 
     s[c] = seen(c, load(scores + c * W), splat(MASKED));
     top = max(top, s[c]);
   }
+  Vec total = load(running_sum);
   const float chunk_max = highest(top);
   float rescale = 1.0f;
   if (chunk_max > running_max) {
     rescale = std::exp2(running_max - chunk_max);
     running_max = chunk_max;
-    running_sum *= rescale;
+    total *= rescale;
   }
   for (int c = 0; c < VECS; c++) {
     Vec e = seen(c, exp2(s[c] - running_max), Vec{});
-    running_sum += e;
+    total += e;
     store(p + c * W, e);
   }
+  store(running_sum, total);
   return rescale;
 }
 
+// Adds the sums of a later segment to those of earlier ones.
+static OCTAVO_INLINE void merge(float* acc, float& top, float& weight, const float* other, float other_top,
+                                float other_weight, int dim) {
+  const float highest = std::max(top, other_top);
+  const float scale = std::exp2(top - highest), other_scale = std::exp2(other_top - highest);
+  for (int i = 0; i < dim; i += W) store(acc + i, fma(load(other + i), splat(other_scale), load(acc + i) * scale));
+  weight = weight * scale + other_weight * other_scale;
+  top = highest;
+}
+
+static OCTAVO_INLINE void clear(float* values, int count) {
+  for (int i = 0; i < count; i += W) store(values + i, Vec{});
+}
+
+// Computes an item. `next` is the thread's next item, or the same.
 template <class P, int R>
-static void attend(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, const AttentionItem& item,
-                   const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch) {
+static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const AttentionItem& item,
+                   const AttentionItem& next, float* scratch) {
   using Act = typename P::Act;
-  const int dim = m.head_dim, group = m.heads / m.kv_heads;
-  const int32_t* table = b.block_table + i64(item.seq) * b.table_width;
-  const int context_before = b.seq_len[item.seq] - (b.query_start[item.seq + 1] - b.query_start[item.seq]);
+  const Model& m = layer.m;
+  const Batch& b = layer.b;
+  const int dim = m.head_dim, group = m.heads / m.kv_heads, rows = item.heads * R;
   float* acc = scratch;
-  float* scores = acc + MAX_ROWS * dim;
-  Act* p = reinterpret_cast<Act*>(scores + MAX_ROWS * CHUNK);
-  Act* q = reinterpret_cast<Act*>(scores + 2 * MAX_ROWS * CHUNK);
+  float* weights = acc + ITEM_ROWS * dim;
+  float* scores = weights + ITEM_ROWS * W;
+  float* merged = scores + MAX_ROWS * CHUNK;
+  Act* p = reinterpret_cast<Act*>(merged + MAX_ROWS * dim);
+  Act* q = reinterpret_cast<Act*>(merged + MAX_ROWS * (dim + CHUNK));
+  float* top = merged + MAX_ROWS * (dim + CHUNK) + ITEM_ROWS * dim;
 
   const float scale = m.score_scale * LOG2_E, cap = m.attention_softcap * LOG2_E;
+  const int context_before = b.seq_len[item.seq] - (b.query_start[item.seq + 1] - b.query_start[item.seq]);
   int first[R], limit[R];  // row r attends to keys [first[r], limit[r])
-  i64 token[R], head[R];
-  float running_max[R], rescale[R];
-  Vec running_sum[R] = {};
+  i64 place[R];            // of its head among all tokens' heads, for the first KV head
   for (int r = 0; r < R; r++) {
     const int query = (item.first_row + r) / group;
-    token[r] = b.query_start[item.seq] + query;
-    head[r] = item.kv_head * group + (item.first_row + r) % group;
     limit[r] = context_before + query + 1;
-    first[r] = window ? std::max(0, limit[r] - window) : 0;
-    running_max[r] = MASKED;
-    const float* from = qkv + token[r] * qkv_stride + head[r] * dim;
-    for (int i = 0; i < dim; i += W) {
-      store(q + r * dim + i, load(from + i) * scale);
-      store(acc + r * dim + i, Vec{});
-    }
+    first[r] = layer.window ? std::max(0, limit[r] - layer.window) : 0;
+    place[r] = (b.query_start[item.seq] + query) * m.heads + item.first_head * group + (item.first_row + r) % group;
   }
+  for (int h = 0; h < item.heads; h++)
+    for (int r = 0; r < R; r++) {
+      const i64 token = place[r] / m.heads, head = place[r] % m.heads + h * group;
+      const float* from = layer.qkv + token * layer.qkv_stride + head * dim;
+      for (int i = 0; i < dim; i += W) store(q + (h * R + r) * dim + i, load(from + i) * scale);
+    }
+  const auto restart = [&] {
+    clear(acc, rows * dim);
+    clear(weights, rows * W);
+    std::fill(top, top + rows, MASKED);
+  };
+  restart();
 
-  // Tiles of few rows have twice the columns, so that enough independent sums are in flight to hide the FMA latency.
-  constexpr int NARROW = 16 / W, WIDE = W == 16 || R <= 2 ? 32 / W : NARROW;
+  // Tiles of few rows have more columns, so that enough independent sums are in flight to hide the FMA latency.
+  constexpr int TILES = W == 16 || R <= 2 ? 2 : 1;
+  constexpr int NV = W == 16 ? (R <= 2 ? 8 : R <= 6 ? 4 : 2) : R <= 2 ? 32 / W : 16 / W;
+  float merged_top[R], merged_weight[R];
+  bool merging = false;
   // Rows are in token order, so first[r] and limit[r] never decrease with r.
-  for (int start = first[0] / CHUNK * CHUNK; start < item.keys; start += CHUNK) {
-    const i64 offset = start % m.block_size;
-    const auto* keys = kv.keys(table[start / m.block_size], item.kv_head) + offset * P::GROUP;
-    const auto* values = kv.values(table[start / m.block_size], item.kv_head) + offset * dim;
-    const int coming = std::min(start + CHUNK, item.keys - 1);
-    const char* next = reinterpret_cast<const char*>(kv.keys(table[coming / m.block_size], item.kv_head));
-    const char* next_values = reinterpret_cast<const char*>(kv.values(table[coming / m.block_size], item.kv_head));
-
-    for (int c = 0; c < CHUNK; c += WIDE * W)
-      score_columns<P, R, WIDE>(q, dim, keys + c * P::GROUP, m.block_size, scores + c,
-                                next + i64(c / (WIDE * W)) * 64 * (dim / P::GROUP));
-    if (cap > 0)
-      for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
-    if (start >= first[R - 1] && start + CHUNK <= limit[0]) {
-      for (int r = 0; r < R; r++)
-        rescale[r] = soften<true>(scores + r * CHUNK, 0, CHUNK, running_max[r], running_sum[r], p + r * CHUNK);
-    } else {
-      for (int r = 0; r < R; r++)
-        rescale[r] = soften<false>(scores + r * CHUNK, first[r] - start, limit[r] - start, running_max[r],
-                                   running_sum[r], p + r * CHUNK);
+  const int begin = std::max(item.first_key, first[0] / CHUNK * CHUNK);
+  ChunkTiles<P> coming = chunk_tiles(layer, item, std::min(begin, item.keys - 1));
+  for (int start = begin; start < item.keys; start += CHUNK) {
+    if (start % SEGMENT == 0 && start > begin) {
+      if (!merging) clear(merged, R * dim);
+      for (int r = 0; r < R; r++) {
+        if (!merging) merged_top[r] = MASKED, merged_weight[r] = 0;
+        merge(merged + r * dim, merged_top[r], merged_weight[r], acc + r * dim, top[r], sum(load(weights + r * W)), dim);
+      }
+      merging = true;
+      restart();
     }
-    int c = 0;
-    for (; c + WIDE * W <= dim; c += WIDE * W)
-      add_values<P, R, WIDE>(p, values + c * P::GROUP, dim, rescale, acc + c,
-                             next_values + i64(c / (WIDE * W)) * 64 * (CHUNK / P::GROUP));
-    for (; c < dim; c += NARROW * W)
-      add_values<P, R, NARROW>(p, values + c * P::GROUP, dim, rescale, acc + c, next_values);
+    const bool last = start + CHUNK >= item.keys;
+    const ChunkTiles<P> tiles = coming;
+    coming = last ? chunk_tiles(layer, next, next.first_key) : chunk_tiles(layer, item, start + CHUNK);
+    const bool whole = start >= first[R - 1] && start + CHUNK <= limit[0];
+    for (int h = 0; h < item.heads; h++) {
+      const ChunkTiles<P> k = tiles.head(h, dim), ahead = h + 1 < item.heads ? tiles.head(h + 1, dim) : coming;
+      for (int tile = 0; tile < 2; tile += TILES)
+        score_tiles<P, R, TILES>(q + h * R * dim, dim, k, tile, scores, ahead);
+      if (cap > 0)
+        for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
+      float rescale[R];
+      for (int r = 0; r < R; r++) {
+        const int row = h * R + r;
+        rescale[r] = whole ? soften<true>(scores + r * CHUNK, 0, CHUNK, top[row], weights + row * W, p + r * CHUNK)
+                           : soften<false>(scores + r * CHUNK, first[r] - start, limit[r] - start, top[row],
+                                           weights + row * W, p + r * CHUNK);
+      }
+      add_all_values<P, R, NV>(p, k.values(dim), dim, 0, rescale, acc + h * R * dim, ahead.values(dim));
+    }
   }
-  for (int r = 0; r < R; r++) {
-    const float inverse = 1.0f / sum(running_sum[r]);
-    Act* out = attended + (token[r] * m.heads + head[r]) * dim;
-    for (int i = 0; i < dim; i += W) store(out + i, load(acc + r * dim + i) * inverse);
+
+  const auto finish = [&](int h, int r, const float* values, float weight) {
+    Act* out = layer.attended + (place[r] + h * group) * dim;
+    for (int i = 0; i < dim; i += W) store(out + i, load(values + i) * (1.0f / weight));
+  };
+  for (int h = 0; h < item.heads; h++)
+    for (int r = 0; r < R; r++) {
+      const int row = h * R + r;
+      const float* values = acc + row * dim;
+      const float weight = sum(load(weights + row * W));
+      if (item.split >= 0) {
+        float* partial = plan.partial(item, item.segment, row);
+        std::copy(values, values + dim, partial);
+        partial[dim] = top[row], partial[dim + 1] = weight;
+      } else if (merging) {
+        merge(merged + r * dim, merged_top[r], merged_weight[r], values, top[row], weight, dim);
+        finish(h, r, merged + r * dim, merged_weight[r]);
+      } else {
+        finish(h, r, values, weight);
+      }
+    }
+  if (item.split < 0 || !plan.finish(item)) return;
+  for (int row = 0; row < rows; row++) {
+    float highest = MASKED, weight = 0;
+    clear(acc, dim);
+    for (int segment = 0; segment < plan.segments(item); segment++) {
+      const float* partial = plan.partial(item, segment, row);
+      merge(acc, highest, weight, partial, partial[dim], partial[dim + 1], dim);
+    }
+    finish(row / R, row % R, acc, weight);
   }
 }
 
 // Called by every thread of the team.
 template <class P>
-static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window,
-                      const std::vector<AttentionItem>& items, const float* qkv, i64 qkv_stride,
-                      typename P::Act* attended, float* scratch, Worker& worker) {
-  worker.deal(i64(items.size()), [&](i64 i) {
-    const AttentionItem& item = items[size_t(i)];
-    with_rows(item.rows, [&]<int R>() { attend<P, R>(m, b, kv, window, item, qkv, qkv_stride, attended, scratch); });
+static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, AttentionPlan& plan,
+                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Worker& worker) {
+  const AttentionLayer<P> layer{m, b, kv, window, qkv, qkv_stride, attended};
+  worker.deal(plan.pieces(), [&](i64 piece) {
+    const AttentionItem* end = plan.end(piece);
+    for (const AttentionItem* item = plan.begin(piece); item < end; item++)
+      with_rows(item->rows, [&]<int R>() {
+        attend<P, R>(layer, plan, *item, item + 1 < end ? item[1] : *item, scratch);
+      });
   });
 }
 

@@ -44,7 +44,7 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), items_(attention_items(m, b)), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), pooled_(pooled_tokens(p)),
         best_(task == Task::SAMPLE && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
@@ -130,7 +130,7 @@ class Forward final : public Job {
     rows(worker, tokens,
          [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
     watch.lap(profile_.elementwise);
-    attention(m_, b_, kv, layer.window, items_, m_.qkv, qkv_stride, attended, scratch, worker);
+    attention(m_, b_, kv, layer.window, plan_, m_.qkv, qkv_stride, attended, scratch, worker);
     watch.lap(profile_.attention);
     add_linear(layer.output, attended, layer.attention_output_norm, worker, watch);
     linear(layer.gate_up, Rows{tokens, nullptr, layer.post_norm, nullptr}, gated, worker);
@@ -191,7 +191,7 @@ class Forward final : public Job {
   const Task task_;
   Profile& profile_;
   const std::vector<Layer> layers_;
-  const std::vector<AttentionItem> items_;
+  AttentionPlan plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

@@ -39,17 +39,23 @@ static inline void rotate(float* head, const float* rope, int dim) {
   }
 }
 
-// One layer's part of the KV pool. A block holds, for each KV head, K as [dim/G][block][G] and V as [block/G][dim][G].
-// So both products of attention read contiguous columns: keys for Q·K, head dimensions for P·V.
+constexpr int TILE = 16;  // keys that lie together in the KV pool; block sizes are multiples of it
+
+// One layer's part of the KV pool. A block is [block/TILE][kv_heads] tiles: K as [dim/G][TILE][G], then V as
+// [TILE/G][dim][G]. Both products of attention read a tile front to back: keys are the columns of Q·K, head dimensions
+// those of P·V. All heads of a tile, and all tiles of a block, are adjacent.
 template <class P>
 struct KvLayer {
   using Elem = typename P::Elem;
   Elem* base;
   i64 kv_heads, block_size, dim;
 
-  i64 block_elements() const { return kv_heads * 2 * block_size * dim; }
-  Elem* keys(i64 block, i64 head) const { return base + block * block_elements() + head * 2 * block_size * dim; }
-  Elem* values(i64 block, i64 head) const { return keys(block, head) + block_size * dim; }
+  i64 tile_elements() const { return 2 * TILE * dim; }
+  i64 block_elements() const { return block_size / TILE * kv_heads * tile_elements(); }
+  // K of the first head in the tile that contains slot `offset` of a block. Tiles of the other heads follow.
+  Elem* tile(i64 block, i64 offset) const {
+    return base + block * block_elements() + offset / TILE * kv_heads * tile_elements();
+  }
 };
 
 template <class P>
@@ -59,29 +65,44 @@ static KvLayer<P> kv_layer(const Model& m, i64 layer) {
   return kv;
 }
 
+// Writes one token's K and V of a head, [dim] each, to column `offset` of a tile.
+template <class P>
+static OCTAVO_INLINE void store_token(const float* k, const float* v, int dim, int offset, typename P::Elem* tile) {
+  constexpr int G = P::GROUP;
+  auto* keys = tile + offset * G;
+  auto* values = tile + TILE * dim + offset / G * dim * G + offset % G;
+  for (int i = 0; i < dim; i += G)
+    for (int j = 0; j < G; j++) {
+      put(keys + i * TILE + j, k[i + j]);
+      put(values + (i + j) * G, v[i + j]);
+    }
+}
+
+// Prefetches the cache lines that store_token writes: all lines of K, and a row of V.
+template <class P>
+static OCTAVO_INLINE void prefetch_token(int dim, int offset, const typename P::Elem* tile) {
+  constexpr i64 LINE = 64 / sizeof(typename P::Elem), G = P::GROUP;
+  for (i64 at = 0; at < TILE * dim; at += LINE) __builtin_prefetch(tile + at, 1);
+  for (i64 at = 0; at < G * dim; at += LINE) __builtin_prefetch(tile + TILE * dim + offset / G * dim * G + at, 1);
+}
+
 // Applies QK norm and RoPE to one token's queries and keys, in place. Stores its keys and values in
 // slot = block * block_size + offset.
 template <class P>
 static void rope_and_store(const Model& m, const Layer& layer, const KvLayer<P>& kv, float* qkv, int32_t position,
                            int32_t slot) {
-  constexpr int G = P::GROUP;
   const int dim = m.head_dim;
+  typename P::Elem* tile = kv.tile(slot / m.block_size, slot % m.block_size);
+  for (int head = 0; head < m.kv_heads; head++) prefetch_token<P>(dim, slot % TILE, tile + head * kv.tile_elements());
   for (int i = 0; i < m.heads + m.kv_heads; i++) {
     float* head = qkv + i * dim;
     const float* norm = i < m.heads ? layer.q_norm : layer.k_norm;
     if (norm) rms_norm(head, norm, head, dim, m.norm_eps);
     if (layer.rope) rotate(head, layer.rope + i64(position) * m.rotary_dim, m.rotary_dim);
   }
-  const i64 block = slot / m.block_size, offset = slot % m.block_size;
   for (int head = 0; head < m.kv_heads; head++) {
     const float* k = qkv + (m.heads + head) * dim;
-    const float* v = k + m.kv_heads * dim;
-    auto* keys = kv.keys(block, head) + offset * G;
-    auto* values = kv.values(block, head) + offset / G * dim * G + offset % G;
-    for (int i = 0; i < dim; i++) {
-      put(keys + i / G * m.block_size * G + i % G, k[i]);
-      put(values + i * G, v[i]);
-    }
+    store_token<P>(k, k + m.kv_heads * dim, dim, slot % TILE, tile + head * kv.tile_elements());
   }
 }
 

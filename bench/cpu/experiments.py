@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from bench.lib.models import NAMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,8 @@ class Line:
 class Experiment:
     """One command for each of `systems`, in this order. `seconds` is about the time of a round on two AVX2 cores.
 
-    `once`: one round is enough in a full run, because it compares nothing or takes very long.
+    `once`: one round is enough in a full run, because it compares nothing or takes very long. `model`: "" is the
+    built-in one, others are of `bench.lib.models`; experiments of one model run together.
     """
 
     name: str
@@ -39,6 +42,50 @@ class Experiment:
     lines: tuple[Line, ...]
     seconds: int
     once: bool = False
+    model: str = ""
+
+
+def by_variant(experiment: Experiment, variants: Sequence[str]) -> Experiment:
+    """The same with each of Octavo's offline systems once per variant of the kernels, beside the first variant.
+
+    ValueError for an experiment without such a system.
+    """
+    own = [s for s in experiment.systems if s.startswith("octavo-") and not s.endswith(("-http", "-cache", "-start"))]
+    if not own or not experiment.command.startswith("load "):
+        raise ValueError(f"{experiment.name} is not about kernels: name loads, such as single")
+    best = variants[0]
+    lines = tuple(
+        Line(f"{experiment.name}, {system}, {variant} to {best}", f"{system}@{variant}", (f"{system}@{best}",))
+        for system in own
+        for variant in variants[1:]
+    )
+    systems = tuple(f"{system}@{variant}" for system in own for variant in variants)
+    return replace(experiment, systems=systems, lines=lines)
+
+
+def _large(name: str, prompt: int, seconds: tuple[int, int, int], isa: Sequence[str], scale: int) -> list[Experiment]:
+    """The experiments of a model of the size people run; `prompt` tokens of its prefill, seconds of each experiment."""
+    int4, bf16, llama = (f"{system}-{name}" for system in ("octavo-4bit", "octavo-bf16", "llama-4bit"))
+    vllm = f"vllm-{'bfloat16' if 'avx512f' in isa else 'float32'}-{name}"
+    title = f"{NAMES[name]}-shape"
+    # Octavo's bf16 beside vLLM's would be 18 GB of the largest model.
+    wide = (bf16,) if name == "1b" else ()
+    alone = (int4, llama, *wide, vllm) if wide else (int4, llama)
+    return [
+        Experiment(f"single-{name}", f"load stream-{max(4, 64 // scale)}", alone, (
+            Line(f"{title}, single stream, 4-bit, to llama.cpp", int4, (llama,), must=1.3),
+            *(Line(f"{title}, single stream, bf16, to vLLM", own, (vllm,)) for own in wide),
+        ), seconds[0], model=name),
+        Experiment(f"mix-16-{name}", f"load mix-{max(1, 16 // scale)}", (int4, llama, *wide, vllm), (
+            Line(f"{title}, mix-16, 4-bit, to llama.cpp", int4, (llama,), must=2),
+            Line(f"{title}, mix-16, 4-bit, to vLLM", int4, (vllm,), must=2),
+            *(Line(f"{title}, mix-16, bf16, to vLLM", own, (vllm,)) for own in wide),
+        ), seconds[1], model=name),
+        Experiment(f"prefill-{name}", f"load prefill-{max(1, prompt // scale)}", (int4, llama), (
+            Line(f"{title}, prefill {prompt} tokens, 4-bit, to llama.cpp", int4, (llama,), must=3),
+        ), seconds[2], model=name),
+        Experiment(f"limits-{name}", "limits", ("roofline",), (), 5, model=name),
+    ]  # fmt: skip
 
 
 def _at_most(title: str, of: str, value: str, unit: str, must: float, aim: float | None = None) -> Line:
@@ -82,6 +129,8 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
         ), 6),
         Experiment("arrival", f"arrival 16 {cut(6000)} {cut(200)}", (int4, http), (
             _at_most(f"{streams}step loop", int4, "times_quiet", "×", 2, 1.3),
+            _at_most(f"{streams}with streams as long, step loop", int4, "times_quiet_at_length", "×", 1.5),
+            _at_most("first token of the 6k prompt, to alone with its share of time", int4, "times_share", "×", 1.5),
             _at_most(f"{streams}over HTTP", http, "times_quiet", "×", 2, 1.3),
         ), 60),
         Experiment("shared", f"shared {cut(64, 2)} {cut(1500, 64)} {cut(8)}", (cached, int4), (
@@ -105,4 +154,4 @@ def experiments(isa: Sequence[str], scale: int = 1) -> list[Experiment]:
     if "avx512f" not in isa:
         line = Line("mix-8, bf16, to vLLM bfloat16 (no fast kernels here)", bf16, ("vllm-bfloat16",))
         found.append(Experiment("mix-8", f"load mix-{cut(8)}", (bf16, "vllm-bfloat16"), (line,), 40, once=True))
-    return found
+    return [*found, *_large("1b", 1024, (40, 180, 60), isa, scale), *_large("4b", 512, (60, 700, 100), isa, scale)]

@@ -4,8 +4,9 @@ The device is null: a step ends some milliseconds after the one before, and its 
 work of a server's engine process: incoming messages, scheduler, pool, row table, outputs, the frame to the API process.
 The first load is decodes alone, of sequences of different lengths, on a device whose steps all take the same time.
 Measured are the host's milliseconds per step, the integers that each step sends to the device, and the device's idle
-share, with overlap and without. In the second load, prompts come next to running answers, on the devices of
-`prefill_chunks`, where a step takes longer for prompt tokens: their steps, and the host's milliseconds for each.
+share: one step after the other, with overlap, and with several steps per launch. In the second load, prompts come next
+to running answers, on the devices of `prefill_chunks`, where a step takes longer for prompt tokens: their steps, and
+the host's milliseconds for each.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from octavo_inference.core.backend import HostBlocks
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
+from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
@@ -46,11 +48,12 @@ class NullDevice:
     """A `Backend` that only takes time, and records its idle time. Times are of `time.perf_counter`."""
 
     num_blocks: int
-    seconds: Callable[[int, int], float]
-    """Of a step with this many decodes and prompt tokens."""
+    seconds: Callable[[int, int, int], float]
+    """Of a step with this many decodes, prompt tokens, and pairs of a prompt token and one before it."""
     name: str = "null"
     block_size: int = BLOCK_SIZE
     steps_ahead: int = 1
+    decode_runs: bool = False
     max_prompt_scores: int | None = None
     vocab_size: int = VOCAB
     hidden_size: int = 0
@@ -68,10 +71,15 @@ class NullDevice:
             self.idle_time += max(0.0, now - self.free_at)
         queries = np.diff(step.query_start)
         decodes = int((queries == 1).sum())
-        self.free_at = max(now, self.free_at) + self.seconds(decodes, int(queries.sum()) - decodes)
+        chunks = [(int(n), int(length - n)) for n, length in zip(queries, step.seq_len, strict=True) if n > 1]
+        earlier = sum(pairs(*chunk) for chunk in chunks)
+        seconds = self.seconds(decodes, int(queries.sum()) - decodes, earlier)
+        steps = 1 if step.run is None else max(1, min(step.run.steps, int(step.run.seconds / max(seconds, 1e-9))))
+        self.free_at = max(now, self.free_at) + seconds * steps
         arrays = (step.row, step.query_start, step.seq_len, step.sample.query, step.sample.row, step.sample.position)
         self.sent.append(sum(len(array) for array in arrays) + sum(len(change.values) for change in step.changes))
-        return NullStep(self, len(step.sample.row), self.free_at)
+        rows = len(step.sample.row)
+        return NullStep(self, rows if step.run is None else (steps, rows), self.free_at)
 
     def part_seconds(self) -> dict[str, float]:
         """Not measured."""
@@ -101,7 +109,7 @@ class NullStep:
     """A step that ends at a fixed time."""
 
     device: NullDevice
-    rows: int
+    shape: int | tuple[int, int]
     end: float
 
     def choose(self, masks: Sequence[RowChange]) -> None:
@@ -112,10 +120,9 @@ class NullStep:
         begin = time.perf_counter()
         time.sleep(max(0.0, self.end - begin))
         self.device.waited += time.perf_counter() - begin
-        count = self.rows
-        return StepResult(
-            np.full(count, 7, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
-        )
+        tokens = np.full(self.shape, 7, np.int32)
+        count = tokens.shape[-1]
+        return StepResult(tokens, np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +138,13 @@ class _Process:
         """Number of sequences that generate."""
         return sum(len(s.tokens) > 0 and s.num_missing_tokens == 1 for s in self.engine.scheduler.running)
 
+    @property
+    def steps(self) -> int:
+        """Number of steps so far."""
+        return self.engine.counters.steps().count
+
     def step(self, requests: Sequence[Request] = ()) -> float:
-        """Run one step with new requests; returns the host's seconds."""
+        """Run one launch with new requests; returns the host's seconds."""
         waited, start = self.device.waited, time.perf_counter()
         encode_frame(self.loop.run_once(list(requests)))
         return time.perf_counter() - start - (self.device.waited - waited)
@@ -146,9 +158,13 @@ def _request(number: int, tokens: int, answer: int) -> Request:
     )
 
 
-def _decoding(seconds: Callable[[int, int], float], limits: EngineLimits, rows: int, context: int) -> _Process:
+def _decoding(
+    seconds: Callable[[int, int, int], float], limits: EngineLimits, rows: int, context: int, *, runs: bool = False
+) -> _Process:
     """An engine process in which `rows` sequences of about `context` tokens generate until the longest length."""
     device = NullDevice(limits.max_running * (-(-limits.max_model_len // BLOCK_SIZE) + 1), seconds)
+    if runs:
+        device.decode_runs, device.steps_ahead = True, 0
     engine = Engine(device, MODEL, limits, clock=time.monotonic)
     process = _Process(device, engine, EngineLoop(engine))
     process.step([_request(i, context - i % 16, limits.max_model_len - context) for i in range(rows)])
@@ -159,41 +175,49 @@ def _decoding(seconds: Callable[[int, int], float], limits: EngineLimits, rows: 
     return process
 
 
-def measure(rows: int, context: int, seconds: float, steps: int, *, overlap: bool) -> dict[str, Any]:
-    """Run `steps` decodes of `rows` sequences of about `context` tokens on a device that takes `seconds` per step."""
+def measure(
+    rows: int, context: int, seconds: float, steps: int, *, overlap: bool, runs: bool = False
+) -> dict[str, Any]:
+    """Run `steps` decodes of `rows` sequences of about `context` tokens on a device that takes `seconds` per step.
+
+    With `runs` a launch may take several steps. Milliseconds and integers are per step.
+    """
     # Sequences that arrived first decode during the others' prefill.
-    answer = steps + 40 + 2 * rows * context // _BUDGET
+    answer = steps + 80 + 2 * rows * context // _BUDGET
     limits = EngineLimits(context + answer, rows, _BUDGET, rows, prefix_caching=True, overlap=overlap)
-    process = _decoding(lambda *_: 0.0, limits, rows, context)
+    process = _decoding(lambda *_: 0.0, limits, rows, context, runs=runs)
     device = process.device
     device.seconds = lambda *_: seconds
     device.idle_time = 0.0
     device.sent.clear()
     device.free_at = 0.0
     begin = time.perf_counter()
-    took = [process.step() for _ in range(steps)]
+    took, first = [], process.steps
+    while (done := process.steps - first) < steps:
+        host_seconds = process.step()
+        took.append(host_seconds / (process.steps - first - done))
     whole = time.perf_counter() - begin
     return {
         "rows": rows,
         "context": context,
         "device_ms": seconds * 1e3,
-        "overlap": overlap,
+        "launches": "runs" if runs else "overlap" if overlap else "one by one",
         "host_ms_p50": round(statistics.median(took) * 1e3, 3),
         "host_ms_p99": round(statistics.quantiles(took, n=100)[98] * 1e3, 3),
         "idle_share": round(device.idle_time / whole, 4),
-        "step_ms": round(whole / steps * 1e3, 3),
-        "integers_per_step": round(statistics.mean(device.sent), 1),
+        "step_ms": round(whole / done * 1e3, 3),
+        "integers_per_step": round(sum(device.sent) / done, 1),
     }
 
 
 def table(found: list[dict[str, Any]]) -> str:
     """Format all rows as Markdown."""
     lines = [
-        "| rows | context | device, ms | overlap | host p50, ms | p99 | step, ms | device idle | integers sent |",
+        "| rows | context | device, ms | launches | host p50, ms | p99 | step, ms | device idle | integers sent |",
         "|--:|--:|--:|---|--:|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {r['rows']} | {r['context']:,} | {r['device_ms']:g} | {'on' if r['overlap'] else 'off'} "
+        f"| {r['rows']} | {r['context']:,} | {r['device_ms']:g} | {r['launches']} "
         f"| {r['host_ms_p50']:.2f} | {r['host_ms_p99']:.2f} | {r['step_ms']:.2f} | {r['idle_share']:.1%} "
         f"| {r['integers_per_step']:,.0f} |"
         for r in found
@@ -208,7 +232,7 @@ def measure_prompts(device: PodProfile, rows: int, tokens: int, prompts: int) ->
     limits = EngineLimits(
         longest, rows + 1, device.budget, rows + 1, prefill_slowdown=device.slowdown or None, overlap=True
     )
-    process = _decoding(device.linear, limits, rows, 100)
+    process = _decoding(device.mixed, limits, rows, 100)
     for _ in range(20):
         process.step()
     steps, seconds, took = [], [], []
@@ -257,8 +281,8 @@ def main() -> None:
     for rows in given.rows:
         for context in given.contexts:
             for milliseconds in given.device_ms:
-                for overlap in (False, True):
-                    found.append(measure(rows, context, milliseconds / 1e3, given.steps, overlap=overlap))
+                for overlap, runs in ((False, False), (True, False), (False, True)):
+                    found.append(measure(rows, context, milliseconds / 1e3, given.steps, overlap=overlap, runs=runs))
                     print(table(found[-1:]).splitlines()[-1], flush=True)
     entering = [measure_prompts(device, 64, 2000, 20) for device in DEVICES if device.base < 0.01]
     print(prompt_table(entering), end="")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.results import save
-from octavo_inference.core.prefill_budget import PrefillBudget
+from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom, pairs
 from octavo_simulator.steptime import PodProfile
 
 INTER_TOKEN = 2.0
@@ -97,20 +97,22 @@ def play(device: PodProfile, prompts: Sequence[Prompt], seed: int = 0) -> Played
             now = max(now, coming[0].at)
         while coming and coming[0].at <= now:
             waiting.append(coming.popleft())
-        decodes, chunk, done = len(ends), 0, []
-        limit = pace.limit(decodes, len(waiting)) if pace else None
-        room = min(device.budget - decodes, limit or device.budget)
-        while waiting and chunk < room:
-            take = min(waiting[0].tokens - computed, room - chunk)
+        decodes, chunk, earlier, done = len(ends), 0, 0, []
+        room = PromptRoom(device.budget - decodes)
+        if pace:
+            room = pace.room(room.tokens, decodes, len(waiting))
+        while waiting and (fitting := room.chunk(computed)):
+            take = min(waiting[0].tokens - computed, fitting)
             waiting[0].steps += 1
-            chunk, computed = chunk + take, computed + take
+            room.take(take, computed)
+            chunk, earlier, computed = chunk + take, earlier + pairs(take, computed), computed + take
             if computed == waiting[0].tokens:
                 done.append(waiting.popleft())
                 computed = 0
-        seconds = device.linear(decodes, chunk) * max(0.5, noise.gauss(1.0, device.noise))
+        seconds = device.mixed(decodes, chunk, earlier) * max(0.5, noise.gauss(1.0, device.noise))
         now += seconds
         if pace:
-            pace.observe(seconds, decodes, chunk)
+            pace.observe(seconds, decodes, chunk, earlier)
         played.steps.append(Step(seconds, decodes, chunk))
         number = len(played.steps)
         while ends and ends[0] <= number:

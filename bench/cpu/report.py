@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bench.cpu.experiments import Experiment, Line
+from bench.cpu.floors import Floor, floor, limits, peak
+from bench.lib.loads import load
 from bench.lib.plot import BLUE, GREY, RED, plt, save
 
 
@@ -20,6 +22,10 @@ class Result:
     figures: list[float]
     systems: dict[str, float]
     note: str = ""
+    floor: Floor | None = None
+    """Least seconds of the load on this machine, of `line.of`."""
+    possible: float | None = None
+    """The ratio that `floor` allows."""
 
     @property
     def median(self) -> float:
@@ -34,12 +40,21 @@ class Result:
         return self.median <= self.line.must if self.line.at_most else self.median >= self.line.must
 
 
-def results(experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], unit: str) -> list[Result]:
-    """A result per line of the experiments. `unit` is the denominator of rates: "seconds" or "cpu_seconds"."""
+def results(
+    experiments: Sequence[Experiment],
+    records: Sequence[dict[str, Any]],
+    unit: str,
+    systems: Mapping[str, dict[str, Any]] | None = None,
+    left_out: Mapping[str, str] | None = None,
+) -> list[Result]:
+    """A result per line of the experiments. `unit` is the denominator of rates: "seconds" or "cpu_seconds".
+
+    `systems`: what each said of itself when it was ready. `left_out`: why a system did not run.
+    """
     found = []
     for experiment in experiments:
         rounds: dict[int, dict[str, dict[str, Any]]] = {}
-        notes: dict[str, str] = {}
+        notes = dict(left_out or {})
         for record in records:
             if record["experiment"] != experiment.name:
                 continue
@@ -47,8 +62,24 @@ def results(experiments: Sequence[Experiment], records: Sequence[dict[str, Any]]
                 notes[record["system"]] = record["error"]
             else:
                 rounds.setdefault(record["round"], {})[record["system"]] = record
-        found += [_result(line, list(rounds.values()), notes, unit) for line in experiment.lines]
+        for line in experiment.lines:
+            result = _result(line, list(rounds.values()), notes, unit)
+            model = (systems or {}).get(line.of, {}).get("model") or {}
+            found.append(_with_floor(result, experiment, model, limits(records, experiment.model), unit))
     return found
+
+
+def _with_floor(
+    result: Result, experiment: Experiment, model: Mapping[str, int], limit: dict[str, float], unit: str
+) -> Result:
+    line = result.line
+    peers = [result.systems[w] for w in line.to if w in result.systems]
+    timed = line.value == "rate" and line.unit == "×" and unit == "seconds"
+    if not (timed and peers and limit and "linear_parameters" in model and experiment.command.startswith("load ")):
+        return result
+    work = load(experiment.command.removeprefix("load "))
+    least = floor(work, model, limit, bits4="4bit" in line.of)
+    return replace(result, floor=least, possible=work.tokens / least.seconds / max(peers))
 
 
 def _result(line: Line, rounds: list[dict[str, dict[str, Any]]], notes: dict[str, str], unit: str) -> Result:
@@ -74,7 +105,7 @@ def _value(line: Line, sample: dict[str, Any], unit: str) -> float:
 
 def table(found: Sequence[Result]) -> str:
     """Format the results as Markdown, a row per line."""
-    rows = ["| what | must | aim | measured | rounds | behind it |", "|---|---|---|---|---|---|"]
+    rows = ["| what | must | aim | measured | rounds | behind it | floor allows |", "|---|---|---|---|---|---|---|"]
     for result in found:
         line = result.line
         bound = "≤" if line.at_most else "≥"
@@ -86,8 +117,48 @@ def table(found: Sequence[Result]) -> str:
         else:
             measured, spread = f"not measured{': ' + result.note if result.note else ''}", ""
         behind = ", ".join(f"{system} {_number(value)}" for system, value in result.systems.items()) if line.to else ""
-        rows.append(f"| {line.title} | {must} | {aim} | {measured} | {spread} | {behind} |")
+        rows.append(f"| {line.title} | {must} | {aim} | {measured} | {spread} | {behind} | {_allowed(result)} |")
     return "\n".join(rows) + "\n"
+
+
+def _allowed(result: Result) -> str:
+    if result.possible is None or result.floor is None:
+        return ""
+    forbids = result.line.must is not None and result.possible < result.line.must
+    return f"{_number(result.possible)} × ({result.floor.what}{': below the goal' if forbids else ''})"
+
+
+def bandwidths(
+    experiments: Sequence[Experiment], records: Sequence[dict[str, Any]], systems: Mapping[str, dict[str, Any]]
+) -> str:
+    """The bandwidth at which each system reads its weights with one stream, beside a plain read; empty without one."""
+    rows = [
+        "| one stream | system | GB of weights a token | tokens/s | GB/s | plain read, GB/s | share |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for experiment in experiments:
+        read = limits(records, experiment.model).get("read_gb_per_s")
+        if read is None or not experiment.command.startswith(("load single-", "load stream-")):
+            continue
+        for system in experiment.systems:
+            found = [r for r in records if (r["experiment"], r["system"]) == (experiment.name, system)]
+            rates = [r["tokens"] / r["seconds"] for r in found if "error" not in r]
+            size = (systems.get(system, {}).get("model") or {}).get("weight_bytes")
+            if rates and size:
+                rate = statistics.median(rates)
+                reached = rate * size / 1e9
+                cells = (experiment.name, system, f"{size / 1e9:.3f}", _number(rate), f"{reached:.1f}", f"{read:.1f}")
+                rows.append(f"| {' | '.join(cells)} | {100 * reached / read:.0f} % |")
+    return "\n".join(rows) + "\n" if len(rows) > 2 else ""
+
+
+def machine(limit: Mapping[str, float]) -> str:
+    """The machine's limits in a sentence; empty where none were measured."""
+    if not limit:
+        return ""
+    names = {"fp32_gflops": "fp32 multiply-adds", "bf16_gflops": "bf16 pairs", "int8_gops": "bytes"}
+    sums = ", ".join(f"{name} {limit[key]:.0f}" for key, name in names.items() if key in limit)
+    return f"Memory reads {limit['read_gb_per_s']:.1f} GB/s; 1e9 operations/s: {sums} (all threads, best of the run).\n"
 
 
 def remarks(systems: dict[str, dict[str, Any]], records: Sequence[dict[str, Any]]) -> str:
@@ -122,21 +193,18 @@ def plot(found: Sequence[Result], path: Path) -> None:
 
 def profile_table(records: Sequence[dict[str, Any]]) -> str:
     """Milliseconds per part of a step, and the roofline's minimum; empty without both measurements."""
-    limits = [r for r in records if r["experiment"] == "roofline" and "error" not in r]
+    limit = limits(records)
     profiles = {r["system"]: r for r in records if r["experiment"] == "profile" and "error" not in r}
-    if not limits or not profiles:
+    if not limit or not profiles:
         return ""
-    read = max(r["read_gb_per_s"] for r in limits)
-    compute = max(r["fp32_gflops"] for r in limits)
     rows = [
-        f"Memory reads {read:.1f} GB/s, fp32 multiply-adds {compute:.0f} GFLOP/s (both threads, best of the run).",
-        "",
         "| weights | step | ms | linears | attention | lm_head | elementwise | sampling | host | floor | of floor |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for system, record in profiles.items():
         for name, parts in record["steps"].items():
-            least = floor_ms(name, record["model"], read, compute)
+            compute, _ = peak(limit, bits4="4bit" in system)
+            least = floor_ms(name, record["model"], limit["read_gb_per_s"], compute)
             cells = [parts[p] for p in ("linears", "attention", "lm_head", "elementwise", "sampling", "host")]
             rows.append(
                 f"| {system.removeprefix('octavo-')} | {name} | {parts['total']:.1f} | "

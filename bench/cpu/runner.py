@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -29,12 +30,16 @@ class Runner:
     ready: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, name: str, command: list[str], logs: Path) -> Runner:
-        """Start it and wait until it is ready. Raises `RunnerError`."""
+    def start(cls, name: str, command: list[str], logs: Path, more: Mapping[str, str] | None = None) -> Runner:
+        """Start it, with more environment variables, and wait until it is ready. Raises `RunnerError`."""
         log = logs / f"{name}.log"
         with log.open("w") as file:
             # Its Python may be another one, which finds our packages through PYTHONPATH.
-            env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+            env = (
+                os.environ
+                | dict(more or {})
+                | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))}
+            )
             pipe = subprocess.PIPE
             process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=file, text=True, env=env)
         runner = cls(name, log, process)
@@ -77,8 +82,11 @@ def _open(pipe: IO[str] | None) -> IO[str]:
 class Runners:
     """Starts runners at first use and keeps them, idle, until the end."""
 
-    def __init__(self, commands: dict[str, list[str]], logs: Path) -> None:
+    def __init__(
+        self, commands: dict[str, list[str]], logs: Path, environments: Mapping[str, Mapping[str, str]] | None = None
+    ) -> None:
         self._commands = commands
+        self._environments = environments or {}
         self._logs = logs
         self._running: dict[str, Runner] = {}
 
@@ -91,11 +99,16 @@ class Runners:
 
     def get(self, name: str) -> Runner:
         """Return the runner, started if necessary. Raises `RunnerError`."""
-        if name not in self._running or self._running[name].process.poll() is not None:
+        if not self.running(name):
             begin = time.monotonic()
-            self._running[name] = Runner.start(name, self._commands[name], self._logs)
+            more = self._environments.get(name)
+            self._running[name] = Runner.start(name, self._commands[name], self._logs, more)
             print(f"  started {name} in {time.monotonic() - begin:.1f} s", flush=True)
         return self._running[name]
+
+    def running(self, name: str) -> bool:
+        """Whether the runner is started and has not ended."""
+        return name in self._running and self._running[name].process.poll() is None
 
     @property
     def ready(self) -> dict[str, dict[str, Any]]:

@@ -36,7 +36,7 @@ EXPERIMENTS = {
     "tiles": "the table of tiles of this card: every product by each tile that may be the best",
     "timeline": "some decode steps, host and device, to be drawn",
     "start": "from the start of octavo-server to ready, kernels compiled before or not",
-    "peer": "other engines on nano-vllm's load, where they are installed",
+    "peer": "vLLM on nano-vllm's load, where it is installed",
 }
 
 

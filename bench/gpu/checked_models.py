@@ -6,71 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 
+from bench.gpu.measured_models import QWEN3_06B
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, layer_of
 
 SMOLLM2 = ModelConfig(
-    architecture="llama",
-    layers=4,
-    hidden=576,
-    heads=9,
-    kv_heads=3,
-    head_dim=64,
-    intermediate=1536,
-    vocab=49152,
-    max_positions=2048,
-    rope_theta=100_000.0,
-    norm_eps=1e-5,
-    tied_embeddings=True,
-    eos_token_ids=(2,),
-)
-QWEN3 = replace(
-    SMOLLM2,
-    architecture="qwen3",
-    layers=2,
-    hidden=1024,
-    heads=16,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=3072,
-    vocab=151_936,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    qk_norm=True,
-)
+    architecture="llama", layers=4, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152,
+    max_positions=2048, rope_theta=100_000.0, norm_eps=1e-5, tied_embeddings=True, eos_token_ids=(2,),
+)  # fmt: skip
+QWEN3 = replace(QWEN3_06B, layers=2, max_positions=2048, eos_token_ids=(2,))
 QWEN2 = replace(
-    SMOLLM2,
-    layers=2,
-    hidden=896,
-    heads=14,
-    kv_heads=2,
-    intermediate=4864,
-    vocab=151_936,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    qkv_bias=True,
-)
+    SMOLLM2, layers=2, hidden=896, heads=14, kv_heads=2, intermediate=4864, vocab=151_936, rope_theta=1_000_000.0,
+    norm_eps=1e-6, qkv_bias=True,
+)  # fmt: skip
 GEMMA = replace(
-    SMOLLM2,
-    architecture="gemma",
-    layers=2,
-    hidden=1152,
-    heads=4,
-    kv_heads=1,
-    head_dim=256,
-    intermediate=6912,
-    vocab=65_536,
-    rope_theta=1_000_000.0,
-    local_rope_theta=10_000.0,
-    windows=(64, None),
-    query_scale=256**-0.5,
-    attention_softcap=50.0,
-    logit_softcap=30.0,
-    activation="gelu_tanh",
-    embedding_scale=1152**0.5,
-    output_norms=True,
+    SMOLLM2, architecture="gemma", layers=2, hidden=1152, heads=4, kv_heads=1, head_dim=256, intermediate=6912,
+    vocab=65_536, rope_theta=1_000_000.0, local_rope_theta=10_000.0, windows=(64, None), query_scale=256**-0.5,
+    attention_softcap=50.0, logit_softcap=30.0, activation="gelu_tanh", embedding_scale=1152**0.5, output_norms=True,
     qk_norm=True,
-)
+)  # fmt: skip
 MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Qwen2.5-0.5B": QWEN2, "Gemma-like": GEMMA}
 
 

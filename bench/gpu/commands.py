@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -73,7 +72,8 @@ def measure(given: argparse.Namespace) -> int:
         items = [item for item in items if any(words in item.key for words in given.only)]
     complete = work(given.out, report, items, given.seconds, say, alive=_alive)
     if given.command == "tiles":
-        write_tiles(given.out)
+        path = import_module("bench.gpu.experiments.tiles").write_table(given.out)
+        say(f"{path} written: backends/cuda/kernels/tables is where the server looks for it")
     bad = sum(row["verdict"] not in GOOD for row in report["rows"])
     say(f"{len(report['rows'])} rows, {bad} bad, {'complete' if complete else 'to be gone on with'}: {given.out}")
     if not complete:
@@ -125,13 +125,6 @@ def report(given: argparse.Namespace) -> int:
     return 0
 
 
-def write_tiles(out: Path) -> None:
-    """Write the server's tile table from the existing rows."""
-    from bench.gpu.experiments.tiles import write_table  # noqa: PLC0415  imports what only `tiles` needs
-
-    say(f"{write_table(out)} written: backends/cuda/kernels/tables is where the server looks for it")
-
-
 def gpu() -> dict[str, Any] | None:
     """The GPU and its driver, None without one."""
     if not torch.cuda.is_available():
@@ -163,8 +156,5 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "compile": compile_all,
-    "report": report,
-}
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {"compile": compile_all, "report": report}
 """Commands that are not experiments."""

@@ -10,6 +10,7 @@ from dataclasses import asdict
 import torch
 from triton.compiler.errors import CompilationError
 
+from bench.gpu import report
 from bench.gpu.cases.case import Case, Place
 from bench.gpu.null_gpu import NullGpu
 from bench.lib.results import Row, Say
@@ -81,14 +82,7 @@ def _short(found: list[Row]) -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """Format all rows as a Markdown table."""
-    lines = [
-        "| kernel | variant | card | registers | shared, bytes | stack, bytes | verdict |",
-        "|---|---|---|--:|--:|--:|---|",
-    ]
-    for row in rows:
-        figures = " | ".join(str(row.get(name, "")) for name in ("registers", "shared", "stack"))
-        verdict = row["verdict"] if "why" not in row else f"{row['verdict']}: {row['why']}"
-        kernel = row.get("kernel", row["case"])
-        lines.append(f"| {kernel} | {row['variant']} | sm_{row['capability']} | {figures} | {verdict} |")
-    return "\n".join(lines) + "\n"
+    """Format all rows as a Markdown table; shared memory and stack are in bytes."""
+    names = ("kernel", "variant", "card", "registers", "shared", "stack", "verdict", "why")
+    shown = [{"kernel": row["case"], "card": f"sm_{row['capability']}"} | row for row in rows]
+    return "\n".join(report.table(shown, names)) + "\n"

@@ -9,6 +9,7 @@ printed, in milliseconds, launched kernel by kernel and as graphs that do nothin
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,10 +19,11 @@ import torch
 
 from bench.gpu.checked_models import QWEN3, random_weights
 from bench.gpu.null_gpu import NullGpu
+from bench.gpu.steps import entered, step_of
 from octavo_inference.backends.cuda import staging
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import Device
-from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import RowStep
 
 # The layers of Qwen3-0.6B; their width changes nothing for the host.
 MODEL = replace(QWEN3, layers=28, hidden=256, intermediate=512, vocab=4096)
@@ -56,18 +58,10 @@ def backend(capture: type[NullGraph] | None) -> CudaBackend:
 
 def step(lengths: list[int], *, enter: bool) -> RowStep:
     """Sequences of these many query tokens after 100 others, all sampled. With `enter`, their rows are filled first."""
-    rows = np.arange(len(lengths), dtype=np.int32)
-    starts, after = np.cumsum([0, *lengths], dtype=np.int32), np.array(lengths, np.int32) + 100
-    changes = []
-    for row, total in enumerate(after if enter else ()):
-        changes += [
-            RowChange("tokens", row, 0, np.zeros(total, np.int32)),
-            RowChange("blocks", row, 0, np.zeros(-(-total // 16), np.int32)),
-            RowChange("sampling", row, 0, sampling_columns()),
-        ]
-    logprobs = np.full(len(rows), -1, np.int32)
-    samples = RowSamples(starts[1:] - 1, rows, after, logprobs, [None] * len(rows), np.zeros(len(rows), np.int32))
-    return RowStep(changes, rows, starts, after, samples)
+    after = [length + 100 for length in lengths]
+    filled = enumerate(after if enter else ())
+    changes = [entered(i, np.zeros(n, np.int32), 0, np.zeros(-(-n // 16), np.int32)) for i, n in filled]
+    return step_of(lengths, after, list(itertools.chain.from_iterable(changes)))
 
 
 def milliseconds(engine: CudaBackend, lengths: list[int], repeats: int) -> float:

@@ -19,34 +19,13 @@ from octavo_inference.tokenizer.assets import TokenizerAssets
 Stored = Literal["bf16", "int4"]
 
 LLAMA_8B = ModelConfig(
-    architecture="llama",
-    layers=32,
-    hidden=4096,
-    heads=32,
-    kv_heads=8,
-    head_dim=128,
-    intermediate=14336,
-    vocab=128_256,
-    max_positions=131_072,
-    rope_theta=500_000.0,
-    norm_eps=1e-5,
-    tied_embeddings=False,
-    eos_token_ids=(128_001,),
-)
+    architecture="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=14336, vocab=128_256,
+    max_positions=131_072, rope_theta=500_000.0, norm_eps=1e-5, tied_embeddings=False, eos_token_ids=(128_001,),
+)  # fmt: skip
 QWEN3_14B = replace(
-    LLAMA_8B,
-    architecture="qwen3",
-    layers=40,
-    hidden=5120,
-    heads=40,
-    intermediate=17408,
-    vocab=151_936,
-    max_positions=40_960,
-    rope_theta=1_000_000.0,
-    norm_eps=1e-6,
-    eos_token_ids=(151_645,),
-    qk_norm=True,
-)
+    LLAMA_8B, architecture="qwen3", layers=40, hidden=5120, heads=40, intermediate=17408, vocab=151_936,
+    max_positions=40_960, rope_theta=1_000_000.0, norm_eps=1e-6, eos_token_ids=(151_645,), qk_norm=True,
+)  # fmt: skip
 QWEN3_06B = replace(QWEN3_14B, layers=28, hidden=1024, heads=16, intermediate=3072, tied_embeddings=True)
 MODELS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
 
@@ -63,6 +42,18 @@ def tiny(config: ModelConfig) -> ModelConfig:
 def config_of(name: str, *, interpret: bool) -> ModelConfig:
     """Configuration of a model by name."""
     return tiny(MODELS[name]) if interpret else MODELS[name]
+
+
+def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Rows and columns of a layer's fused matrices, and of the head."""
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    return {
+        "qkv": (heads, config.hidden),
+        "o": (config.hidden, config.heads * config.head_dim),
+        "gate_up": (2 * config.intermediate, config.hidden),
+        "down": (config.hidden, config.intermediate),
+        "head": (config.vocab, config.hidden),
+    }
 
 
 def random_model(name: str, config: ModelConfig, stored: Stored = "bf16") -> LoadedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -207,8 +206,3 @@ def _length(spans: Sequence[Span]) -> float:
 
 def _percentile(seconds: Sequence[float], share: str) -> float | None:
     return round(float(np.percentile(seconds, int(share[1:]))) * 1e3, 4) if len(seconds) else None
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, minimum and maximum."""
-    return {"median": statistics.median(values), "least": min(values), "most": max(values)}

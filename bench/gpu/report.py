@@ -120,7 +120,6 @@ def about(report: Row) -> str:
     words += f" (data sheet {sheet['bandwidth'] / 1e12:.3g})" if sheet else ""
     words += f", a bf16 product {peak['bf16'] / 1e12:.4g} TFLOP/s"
     words += f" (data sheet {sheet['bf16'] / 1e12:.4g})" if sheet else ""
-    words += f", an fp8 product {peak['fp8'] / 1e12:.4g}" if peak["fp8"] else ""
     return words + f". torch {versions['torch']}, CUDA {versions['cuda']}, triton {versions['triton']}.\n"
 
 

@@ -11,25 +11,24 @@ from octavo_inference.models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Peak bytes and floating-point operations per second of a card. fp8: None without fp8 tensor cores."""
+    """Peak bytes and floating-point operations per second of a card."""
 
     bandwidth: float
     bf16: float
-    fp8: float | None = None
 
 
 # NVIDIA's data sheets, without sparsity: by torch's name of the card, longer names first.
 DATA_SHEET = {
-    "NVIDIA B200": Rates(8.0e12, 2.25e15, 4.5e15),
-    "NVIDIA H200": Rates(4.8e12, 989e12, 1979e12),
-    "NVIDIA H100 PCIe": Rates(2.0e12, 756e12, 1513e12),
-    "NVIDIA H100 NVL": Rates(3.9e12, 835e12, 1671e12),
-    "NVIDIA H100": Rates(3.35e12, 989e12, 1979e12),
+    "NVIDIA B200": Rates(8.0e12, 2.25e15),
+    "NVIDIA H200": Rates(4.8e12, 989e12),
+    "NVIDIA H100 PCIe": Rates(2.0e12, 756e12),
+    "NVIDIA H100 NVL": Rates(3.9e12, 835e12),
+    "NVIDIA H100": Rates(3.35e12, 989e12),
     "NVIDIA A100-SXM4-80GB": Rates(2.039e12, 312e12),
     "NVIDIA A100 80GB PCIe": Rates(1.935e12, 312e12),
     "NVIDIA A100": Rates(1.555e12, 312e12),
-    "NVIDIA L40S": Rates(0.864e12, 362e12, 733e12),
-    "NVIDIA L4": Rates(0.3e12, 121e12, 242e12),
+    "NVIDIA L40S": Rates(0.864e12, 362e12),
+    "NVIDIA L4": Rates(0.3e12, 121e12),
     "NVIDIA A10": Rates(0.6e12, 125e12),
 }
 PUBLISHED = Rates(4.8e12, 700e12)

@@ -67,8 +67,10 @@ class Flush:
         self._buffer.zero_()
 
 
-def measured(clock: Timer, launch: Callable[[], object], repeats: int, before: Callable[[], object]) -> list[float]:
-    """Seconds of launches on the device, after a warm-up launch; `before` precedes each one, not counted."""
+def measured(
+    clock: Timer, launch: Callable[[], object], repeats: int, before: Callable[[], object] = lambda: None
+) -> float:
+    """Median seconds of launches on the device, after a warm-up launch; `before` precedes each one, not counted."""
     launch()
     marks = []
     for _ in range(repeats):
@@ -77,7 +79,7 @@ def measured(clock: Timer, launch: Callable[[], object], repeats: int, before: C
         launch()
         marks.append((begin, clock.mark()))
     clock.wait()
-    return [clock.between(begin, end) for begin, end in marks]
+    return statistics.median(clock.between(begin, end) for begin, end in marks)
 
 
 def peaks(clock: Timer, device: torch.device) -> Rates:
@@ -87,26 +89,11 @@ def peaks(clock: Timer, device: torch.device) -> Rates:
     source = torch.empty((2 << 30) if gpu else 1 << 20, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     repeats = 20 if gpu else 3
-    copy = statistics.median(measured(clock, lambda: target.copy_(source), repeats, lambda: None))
+    copy = measured(clock, lambda: target.copy_(source), repeats)
     rate, source, target = 2 * source.nbytes / copy, torch.empty(0), torch.empty(0)
     x, y, out = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(3))
-    product = statistics.median(measured(clock, lambda: torch.mm(x, y, out=out), repeats, flush))
-    fp8 = _float8_peak(clock, x, y, flush) if gpu and torch.cuda.get_device_capability(device) >= (8, 9) else None
-    found = Rates(rate, 2 * size**3 / product, fp8)
+    product = measured(clock, lambda: torch.mm(x, y, out=out), repeats, flush)
     if gpu:
         del flush, x, y, out
         torch.cuda.empty_cache()
-    return found
-
-
-def _float8_peak(clock: Timer, x: torch.Tensor, y: torch.Tensor, flush: Callable[[], object]) -> float | None:
-    """Operations per second of the library's float8 product; None without support in torch: no figure requires it."""
-    a, b = x.to(torch.float8_e4m3fn), y.t().contiguous().to(torch.float8_e4m3fn).t()
-    one = torch.ones((), device=x.device)
-    try:
-        seconds = measured(
-            clock, lambda: torch._scaled_mm(a, b, one, one, out_dtype=torch.bfloat16), 20, flush  # noqa: SLF001
-        )  # fmt: skip
-    except (RuntimeError, TypeError):
-        return None
-    return 2 * len(x) ** 3 / statistics.median(seconds)
+    return Rates(rate, 2 * size**3 / product)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,8 +30,7 @@ NAMES = {
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
 }
-_TYPES = {"bf16": "BF16", "f32": "F32"}
-_PIECE = 32 << 20
+_PIECE = 8 << 20
 _WORDS = 100
 
 
@@ -51,11 +51,13 @@ def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokeni
     if (folder / "config.json").exists():
         return folder
     tensors = list(named(config, weights))
-    size = sum(tensor.data.nbytes for _, tensor in tensors)
+    size = sum(math.prod(tensor.shape) * _stored(tensor)[1] for _, tensor in tensors)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if free < size * 1.05:
-        raise RuntimeError(f"{folder} needs {size / 1e9:.1f} GB, {free / 1e9:.1f} are free: give another --folder")
+        raise RuntimeError(
+            f"{folder} needs {size / 1e9:.1f} GB, {free / 1e9:.1f} are free: make room, or use another folder"
+        )
     _safetensors(folder / "model.safetensors", tensors)
     words = tokenizer or Tokenizer(WordLevel({f"w{i}": i for i in range(_WORDS)}, unk_token="w0"))  # noqa: S106
     words.save(str(folder / "tokenizer.json"))
@@ -68,19 +70,24 @@ def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokeni
 
 def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
     """All tensors by their names in a checkpoint."""
-    yield "model.embed_tokens.weight", _plain(weights.embedding)
+    yield "model.embed_tokens.weight", weights.embedding
     for number, layer in enumerate(weights.layers):
         for own, theirs in NAMES.items():
             tensor = getattr(layer, own)
             if tensor is not None:
-                yield f"model.layers.{number}.{theirs}.weight", _plain(tensor)
-    yield "model.norm.weight", _plain(weights.final_norm)
+                yield f"model.layers.{number}.{theirs}.weight", tensor
+    yield "model.norm.weight", weights.final_norm
     if not config.tied_embeddings:
-        yield "lm_head.weight", _plain(weights.lm_head)
+        yield "lm_head.weight", weights.lm_head
+
+
+def _stored(tensor: Tensor) -> tuple[str, int]:
+    """How a tensor is stored: the type in safetensors and its bytes per element."""
+    return ("F32", 4) if tensor.format == "f32" else ("BF16", 2)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    if tensor.format in _TYPES:
+    if tensor.format in {"f32", "bf16"}:
         return tensor
     return Tensor("bf16", tensor.shape, bf16_bits(np.array(dequantize(tensor), np.float32)))
 
@@ -111,11 +118,12 @@ def described(config: ModelConfig) -> dict[str, Any]:
 
 
 def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
-    """Write header and tensors one after the other, in pieces."""
+    """Write header and tensors one after the other, in pieces: a quantized model may be larger than memory in bf16."""
     header, at = {}, 0
     for name, tensor in tensors:
-        span = [at, at + tensor.data.nbytes]
-        header[name] = {"dtype": _TYPES[tensor.format], "shape": list(tensor.shape), "data_offsets": span}
+        kind, width = _stored(tensor)
+        span = [at, at + math.prod(tensor.shape) * width]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": span}
         at = span[1]
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -124,4 +132,6 @@ def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
         for _, tensor in tensors:
             step = max(1, _PIECE // max(1, tensor.data[:1].nbytes))
             for first in range(0, len(tensor.data), step):
-                np.ascontiguousarray(tensor.data[first : first + step]).tofile(file)
+                data = tensor.data[first : first + step]
+                piece = _plain(Tensor(tensor.format, (len(data), *tensor.shape[1:]), data))
+                np.ascontiguousarray(piece.data).tofile(file)

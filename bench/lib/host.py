@@ -25,6 +25,11 @@ def host() -> dict[str, Any]:
     }
 
 
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping."""
+    return 1024 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
+
+
 def new_report(**more: Any) -> dict[str, Any]:
     """Head of a result file: date, machine, and further fields."""
     return {"date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "host": host(), **more}

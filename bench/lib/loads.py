@@ -32,15 +32,20 @@ def single(tokens: int) -> Load:
     return Load(f"single-{tokens}", [ids(random.Random(SEED), 64)], [tokens], tokens)
 
 
+def stream(tokens: int) -> Load:
+    """One stream that hardly has a prompt: 4 tokens in. Output tokens count, each of which reads all weights."""
+    return Load(f"stream-{tokens}", [ids(random.Random(SEED), 4)], [tokens], tokens)
+
+
 def prefill(tokens: int) -> Load:
     """One prompt and the first token of its answer. Prompt tokens count."""
     return Load(f"prefill-{tokens}", [ids(random.Random(SEED), tokens)], [1], tokens)
 
 
 def load(name: str) -> Load:
-    """A load by name: "single-<tokens out>", "mix-<requests>" or "prefill-<tokens in>"."""
+    """A load by name: "single-<tokens out>", "stream-<tokens out>", "mix-<requests>" or "prefill-<tokens in>"."""
     kind, _, count = name.partition("-")
-    return {"single": single, "mix": mix, "prefill": prefill}[kind](int(count))
+    return {"single": single, "stream": stream, "mix": mix, "prefill": prefill}[kind](int(count))
 
 
 def ids(rng: random.Random, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from octavo_protocol.knobs import BYTES, ApiField, Knob
 BackendName = Literal["auto", "cpu", "cuda", "reference", "transformers"]
 Dtype = Literal["auto", "bfloat16", "float32"]
 KvDtype = Literal["auto", "fp8", "int8"]
-Quantization = Literal["auto", "fp8"]
+Quantization = Literal["auto", "fp8", "int8"]
 Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
@@ -156,12 +156,12 @@ class EngineSettings:
     quantization: Annotated[
         Quantization,
         Knob(
-            "auto: as the checkpoint is; fp8 rounds whole weights to 8 bits as they are loaded (GPU)",
+            "auto: as the checkpoint is; fp8 (GPU) and int8 (CPU) round whole weights to 8 bits as they are loaded",
             group="model",
             api=ApiField(
                 "quantization",
-                "quantization is the format of the weights on a GPU. fp8 rounds them to 8 bits, and requires a GPU. "
-                "auto keeps the format of the checkpoint. Defaults to auto.",
+                "quantization is the format of the weights. fp8 rounds them to 8 bits on a GPU, int8 rounds them to 8 "
+                "bits on a CPU. auto keeps the format of the checkpoint. Defaults to auto.",
             ),
         ),
     ] = "auto"
@@ -432,7 +432,7 @@ class EngineSettings:
     ] = None
     cuda_graphs: Annotated[
         bool | None,
-        Knob("record decoding steps and launch each as one thing", unset="on with a GPU"),
+        Knob("record steps and launch each as one thing", unset="on with a GPU"),
     ] = None
     chat_template: Annotated[
         str | None,

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from math import inf, sqrt
 from random import Random
 
-from octavo_inference.core.prefill_budget import PrefillBudget
+from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom, pairs
 from octavo_protocol.load import LoadReport
 from octavo_simulator.chains import Chains
 from octavo_simulator.job import SimulatedRequest
@@ -217,12 +217,11 @@ class SimulatedPod:
 
     def _mixed(self) -> float:
         """Seconds of the planned step with prefill chunks, without noise."""
-        p = self.profile
-        tokens = squares = 0
-        for job, take in self._chunks:
-            tokens += take
-            squares += take * job.computed + take * (take - 1) // 2
-        return p.linear(self._rows, tokens) + p.context * self._context + p.attention * squares
+        return self.profile.mixed(self._rows, *self._prefill()) + self.profile.context * self._context
+
+    def _prefill(self) -> tuple[int, int]:
+        """Prompt tokens of the planned step, and pairs of them and a token before."""
+        return sum(take for _, take in self._chunks), sum(pairs(take, job.computed) for job, take in self._chunks)
 
     def _decode(self) -> float:
         """Seconds of the next decode-only step, without noise."""
@@ -259,14 +258,14 @@ class SimulatedPod:
         """Complete `k` steps of the plan at time `at`."""
         n, size = self._rows, self.profile.block_size
         if self._chunks:
-            seconds, tokens = at - self._clock, sum(take for _, take in self._chunks)
+            seconds, (tokens, earlier) = at - self._clock, self._prefill()
             self.sums.mixed(seconds, tokens, n, self._context)
             if self._pace is not None:
-                self._pace.observe(seconds, n, tokens)
+                self._pace.observe(seconds, n, tokens, earlier)
         else:
             self.sums.decodes(self._factor, k, n, self._context)
             if self._pace is not None:
-                self._pace.observe((at - self._clock) / k, n, 0, k)
+                self._pace.observe((at - self._clock) / k, n, 0, steps=k)
         if n:
             first, due = self._steps % size, self._due
             if k == 1:
@@ -329,23 +328,29 @@ class SimulatedPod:
 
     def _plan_chunks(self, *, admit: bool) -> None:
         """Distribute the step's prefill tokens: first to sequences in prefill, then to waiting ones."""
-        left = self.profile.budget - self._rows
+        room = PromptRoom(self.profile.budget - self._rows)
         if self._pace is not None:
             free = self.profile.max_running - len(self._order)
-            limit = self._pace.limit(self._rows, len(self._filling) + min(len(self._waiting), free))
-            left = left if limit is None else min(left, limit)
+            room = self._pace.room(room.tokens, self._rows, len(self._filling) + min(len(self._waiting), free))
         for job in self._filling:
-            if left <= 0:
+            if not self._take(job, room):
                 return
-            take = min(job.total - job.computed, left)
+        while admit and self._waiting and self._fits(self._waiting[0]):
+            head = self._waiting[0]
+            if not room.chunk(
+                self.chains.match(head.request.prefix, self._reusable(head))[0] * self.profile.block_size
+            ):
+                return
+            self._start(self._dequeue())
+            self._take(head, room)
+
+    def _take(self, job: SimulatedRequest, room: PromptRoom) -> bool:
+        """Plan a sequence's chunk; False if no tokens are left for it."""
+        take = min(job.total - job.computed, room.chunk(job.computed))
+        if take:
             self._chunks.append((job, take))
-            left -= take
-        while admit and left > 0 and self._waiting and self._fits(self._waiting[0]):
-            job = self._dequeue()
-            self._start(job)
-            take = min(job.total - job.computed, left)
-            self._chunks.append((job, take))
-            left -= take
+            room.take(take, job.computed)
+        return take > 0
 
     def _start(self, job: SimulatedRequest) -> None:
         size, prefix = self.profile.block_size, job.request.prefix

@@ -73,6 +73,10 @@ class PodProfile:
         base, floor = max(self.base, self.mixed_base), max(self.floor, self.mixed_floor)
         return max(floor, base + self.prefill * prompt + self.row * rows)
 
+    def mixed(self, rows: int, prompt: int, pairs: int) -> float:
+        """Seconds of a step without the decodes' attention; `pairs` of a prompt token and one before it."""
+        return self.linear(rows, prompt) + self.attention * pairs
+
     @property
     def blocks(self) -> int:
         """The number of blocks of the KV pool."""

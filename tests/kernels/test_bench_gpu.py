@@ -279,19 +279,18 @@ def test_a_peer_is_measured_by_a_process_of_its_own(
     (tmp_path / "echo.py").write_text(ECHO.format(count="outputs" if answers else "[1]"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     setting = Setting((), True, Wall(), torch.device("cpu"), PUBLISHED, None, tmp_path)
-    echo = peer.Peer("json", "echo")
     if not answers:
-        with pytest.raises(RuntimeError, match="echo ended with status 1: 1 tokens came out, 6 were asked for"):
-            peer.run(setting, "qwen3-0.6b", "echo", echo)
+        with pytest.raises(RuntimeError, match="json ended with status 1: 1 tokens came out, 6 were asked for"):
+            peer.run(setting, "qwen3-0.6b", "json", "echo")
         return
-    row = peer.run(setting, "qwen3-0.6b", "echo", echo)
+    row = peer.run(setting, "qwen3-0.6b", "json", "echo")
     assert (row["version"], row["tokens"], len(row["rounds_s"])) == ("echo 1", 6, 2)
     assert row["tokens_per_s"] > 0
-    absent = peer.run(setting, "qwen3-0.6b", "nobody", peer.Peer("no_such_module", ""))
-    assert absent["why"] == "nobody is not installed here (no module no_such_module)"
+    absent = peer.run(setting, "qwen3-0.6b", "no_such_module")
+    assert absent["why"] == "no_such_module is not installed here"
 
 
-ECHO = """from bench.gpu.runners.rounds import serve
+ECHO = """from bench.gpu.vllm_load import serve
 serve("echo 1", lambda folder: lambda prompts, outputs: [2] if prompts == [[1, 2, 3]] else {count})
 """
 
@@ -344,7 +343,7 @@ def test_a_report_ends_with_what_failed_its_steps_and_the_goals_it_reached() -> 
         "of_ceiling": 0.7,
     }
     bad = {"key": "attend decode", "verdict": "wrong", "error": 0.03}
-    peaks = {"bandwidth": 4.3e12, "bf16": 8e14, "fp8": None}
+    peaks = {"bandwidth": 4.3e12, "bf16": 8e14}
     head = {"interpreted": False, "card": "NVIDIA H200", "peaks": peaks, "data_sheet": None}
     head |= {"versions": {"torch": "t", "cuda": "c", "triton": "t"}}
     reports = {

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.tiers import scaled
+from triton.runtime.errors import OutOfResources
 
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import StepLimits
@@ -201,6 +202,24 @@ def test_nothing_but_what_was_given_is_written_beside_padding(kind: str) -> None
     assert found.tokens.tolist() == cuda(rows=4, capture=None).launch(step).collect().tokens.tolist()
 
 
+def test_a_mixed_graph_serves_prompts_until_they_have_their_own() -> None:
+    """No decodes are in it, so attention of decodes has no parts and writes nothing."""
+    backend = cuda(rows=4)
+    graphs = backend.graphs
+    assert graphs is not None
+    mixed = LaunchSize(4, 16, 4, "mixed")
+    used = []
+    expected = cuda(rows=4, capture=None).launch(two_tokens_each(queries=2)).collect()
+    for _ in range(2):
+        while mixed not in graphs.captured:
+            assert graphs.idle()
+        found = backend.launch(two_tokens_each(queries=2)).collect()
+        assert found.tokens.tolist() == expected.tokens.tolist()
+        used.append({size.kind for size, captured in graphs.captured.items() if captured.replays})
+        idled(backend)
+    assert used == [{"mixed"}, {"mixed", "prompts"}]
+
+
 def test_a_decoding_step_is_few_launches() -> None:
     """Tokens, embedding, first norm, sampled rows, head, five of the choice; nine a layer; for any number of rows."""
     backend = cuda(rows=7)
@@ -249,21 +268,32 @@ def test_the_largest_is_captured_first_and_the_rest_one_by_one_in_idle_moments()
     assert graphs.choose(decodes(17)) is None
     assert graphs.choose(mixed) == mixed
     assert graphs.choose(replace(mixed, tokens=24)) is None, "a larger graph would compute more"
+    assert graphs.choose(replace(mixed, kind="prompts")) == mixed
+    assert graphs.choose(replace(mixed, tokens=24, kind="prompts")) is None
 
 
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory.\nmore about it"), "CUDA out of memory."),
+        (torch.AcceleratorError("CUDA error: operation not permitted"), "CUDA error: operation not permitted"),
+        (OutOfResources(2, 1, "shared memory"), "out of resource: shared memory, Required: 2, Hardware limit: 1"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+    ],
+    ids=["memory", "driver", "kernel", "compiler"],
+)
 def test_a_capture_that_fails_leaves_a_server_that_serves(
-    caplog: pytest.LogCaptureFixture, expected: dict[tuple[str, int], list[int]]
+    caplog: pytest.LogCaptureFixture, expected: dict[tuple[str, int], list[int]], error: Exception, line: str
 ) -> None:
-    def out_of_memory(work: Callable[[], object]) -> Graph:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB\nmore about it")
+    def failing(work: Callable[[], object]) -> Graph:
+        raise error
 
     with caplog.at_level(logging.WARNING):
-        backend = cuda(capture=out_of_memory)
+        backend = cuda(capture=failing)
     (message,) = caplog.messages
-    assert message == (
-        "no CUDA graph of 7 sequences and 7 tokens (CUDA out of memory. Tried to allocate 2.00 MiB): 0 sizes have one; "
-        "other steps launch each kernel"
-    )
+    first = f"no CUDA graph of 7 sequences and 7 tokens ({line}"
+    assert message[: len(first)] == first
+    assert message.endswith("): 0 sizes have one; other steps launch each kernel")
     assert not backend.idle()
     runner = make_runner(backend, max_model_len=LONGEST)
     runner.submit("greedy", PROMPTS[0], max_tokens=2, ignore_eos=True)

@@ -20,6 +20,7 @@ def _parser() -> argparse.ArgumentParser:
     path.add_argument("program")
     check = commands.add_parser("deps", help="list the missing Debian packages")
     check.add_argument("--install", action="store_true", help="install them with apt-get (Debian or Ubuntu, root)")
+    check.add_argument("--arm", action="store_true", help="those of the tests for ARM, instead of those of all others")
     return parser
 
 
@@ -36,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "path":
             print(build.program(options.program, progress))
         else:
-            deps.require_all(install=options.install, progress=progress)
+            needs = deps.ARM if options.arm else (*deps.NODE, *deps.IMAGES)
+            deps.require_all(needs, install=options.install, progress=progress)
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

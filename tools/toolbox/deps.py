@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from toolbox import arm
 from toolbox.errors import ToolError
 from toolbox.progress import Progress
 
@@ -48,6 +49,11 @@ IMAGES = (
     Need("mmdebstrap", "mmdebstrap", "the base image where no image registry is reachable"),
     Need("/bin/busybox", "busybox-static", "the client pods of the end-to-end tests"),
 )
+# Tests of the ARM kernels are skipped without them.
+ARM = (
+    Need(arm.COMPILER, "g++-aarch64-linux-gnu", "the CPU kernels for ARM"),
+    Need(arm.EMULATOR, "qemu-user", "tests of the CPU kernels for ARM"),
+)
 
 
 def missing(needs: Sequence[Need]) -> list[Need]:
@@ -70,9 +76,9 @@ def require(needs: Sequence[Need]) -> None:
         raise ToolError(message(absent))
 
 
-def require_all(*, install: bool, progress: Progress) -> None:
-    """Checks all requirements of demo and tests, and installs missing ones on request. Raises ToolError."""
-    absent = missing([*NODE, *IMAGES])
+def require_all(needs: Sequence[Need], *, install: bool, progress: Progress) -> None:
+    """Checks requirements, and installs missing ones on request. Raises ToolError."""
+    absent = missing(needs)
     if absent and install:
         if shutil.which("apt-get") is None or os.geteuid() != 0:
             raise ToolError(f"cannot install: apt-get and root are needed\n{message(absent)}")

@@ -40,14 +40,33 @@ def slowdown(quiet: list[float], busy: list[float], first: float) -> dict[str, f
     }
 
 
-def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
-    """`streams` streams decode: inter-token times over `quiet_tokens` steps, then during the prefill of a prompt.
+def slowdown_at_length(quiet: list[float], busy: list[float], later: list[float]) -> dict[str, float]:
+    """The same ratio, with the quiet inter-token time of streams as long as they are at each token.
 
-    The engine bounds how much prefill slows decoding, as a server does by default.
+    The streams grow during the prefill, and a step takes longer for it. Between `quiet` before and `later` after the
+    prefill, their medians are interpolated.
     """
-    limits = dataclasses.replace(engine.limits, prefill_slowdown=PROFILES["balanced"].prefill_slowdown)
+    begin, end = statistics.median(quiet), statistics.median(later)
+    grown = [gap / (begin + (end - begin) * i / len(busy)) for i, gap in enumerate(busy)]
+    steady = [gap / begin for gap in quiet] + [gap / end for gap in later]
+    return {
+        "later_quiet_p99_ms": round(1e3 * p99(later), 2),
+        "times_quiet_at_length": round(p99(grown) / p99(steady), 3),
+    }
+
+
+def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dict[str, Any]:
+    """`streams` streams decode: inter-token times over `quiet_tokens` steps, and during the prefill of a prompt.
+
+    Afterwards the same number of quiet steps again, because the streams have grown.
+    The engine bounds how much prefill slows decoding, as a server does by default. With a slowdown of s, prompts have
+    (s - 1) / s of the time. `times_share` is the prompt's time to first token, to its time alone divided by this share.
+    """
+    ratio = PROFILES["balanced"].prefill_slowdown
+    limits = dataclasses.replace(engine.limits, prefill_slowdown=ratio)
     engine = Engine(engine.backend, engine.config, limits, clock=time.perf_counter)
     rng = random.Random(SEED)
+    alone = answer(engine, [ids(rng, prompt)], [1]).seconds
     names = [f"stream-{i}" for i in range(streams)]
     for name in names:
         engine.submit(request(name, ids(rng, 128), FOREVER))
@@ -77,8 +96,13 @@ def arrival(engine: Engine, streams: int, prompt: int, quiet_tokens: int) -> dic
     begin = time.perf_counter()
     busy = gaps("long")
     first = time.perf_counter() - begin
+    later = gaps(quiet_tokens)
     drop(engine, names)
-    return slowdown(quiet, busy, first)
+    return (
+        slowdown(quiet, busy, first)
+        | slowdown_at_length(quiet, busy, later)
+        | {"alone_first_token_s": round(alone, 3), "times_share": round(first * (ratio - 1) / ratio / alone, 3)}
+    )
 
 
 def shared(engine: Engine, requests: int, common: int, alone: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def main() -> None:
             "profile": lambda *given: profile.profile(llm.engine, *map(int, given)),
             "memory": lambda *given: memory.memory(llm.engine, before, *map(int, given)),
         },
+        model=profile.model(llm.engine),
     )
 
 

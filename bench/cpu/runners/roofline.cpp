@@ -1,4 +1,5 @@
-// Roofline of this machine: peak memory read bandwidth, and peak throughput of fp32 multiply-adds from registers.
+// Roofline of this machine: peak memory read bandwidth, and peak throughput of multiply-adds from registers: of fp32,
+// and of bf16 pairs and bytes where there are instructions for them. A multiply-add counts as two operations.
 // Usage: roofline THREADS. Prints one JSON object on standard output.
 #include <algorithm>
 #include <chrono>
@@ -64,25 +65,64 @@ double read_gb_per_second(int threads) {
   return double(kPerThread) * threads / seconds / 1e9;
 }
 
-double fp32_gflops(int threads) {
+// 1e9 operations per second of `step`, which makes `count` multiply-adds with each of kChains accumulators.
+template <class T, class F>
+double giga_operations(int threads, int count, F step) {
   constexpr long kRounds = 20'000'000;
-  const double seconds = fastest(threads, [](int) {
-    Floats chains[kChains], a, b;
-    for (int i = 0; i < kBytes / 4; i++) a[i] = 0.999f, b[i] = 0.001f;
-    use(a), use(b);
-    for (auto& c : chains) c = b;
-    const Floats x = a, y = b;
+  const double seconds = fastest(threads, [&](int) {
+    T chains[kChains] = {};
+    for (auto& c : chains) use(c);
     for (long r = 0; r < kRounds; r++)
 #pragma GCC unroll 12
-      for (int j = 0; j < kChains; j++) chains[j] = chains[j] * x + y;
+      for (int j = 0; j < kChains; j++) chains[j] = step(chains[j]);
     for (auto& c : chains) use(c);
   });
-  return 2.0 * kRounds * kChains * (kBytes / 4) * threads / seconds / 1e9;
+  return 2.0 * kRounds * kChains * count * threads / seconds / 1e9;
 }
+
+double fp32_gflops(int threads) {
+  Floats a = {}, b = {};
+  for (int i = 0; i < kBytes / 4; i++) a[i] = 0.999f, b[i] = 0.001f;
+  use(a), use(b);
+  return giga_operations<Floats>(threads, kBytes / 4, [=](Floats c) { return c * a + b; });
+}
+
+#if defined(__AVX512BF16__)
+double bf16_gflops(int threads) {
+  __m512bh a = {}, b = {};
+  use(a), use(b);
+  return giga_operations<__m512>(threads, 32, [=](__m512 c) { return _mm512_dpbf16_ps(c, a, b); });
+}
+#endif
+
+#if defined(__AVX512VNNI__)
+double int8_gops(int threads) {
+  __m512i a = {}, b = {};
+  use(a), use(b);
+  return giga_operations<__m512i>(threads, 64, [=](__m512i c) { return _mm512_dpbusd_epi32(c, a, b); });
+}
+#elif defined(__AVX2__)
+double int8_gops(int threads) {
+  __m256i a = {}, b = {}, ones = _mm256_set1_epi16(1);
+  use(a), use(b), use(ones);
+  return giga_operations<__m256i>(threads, 32, [=](__m256i c) {
+    __m256i left = a;
+    asm volatile("" : "+x"(left));  // else the product with b would be computed once
+    return _mm256_add_epi32(c, _mm256_madd_epi16(_mm256_maddubs_epi16(left, b), ones));
+  });
+}
+#endif
 
 }  // namespace
 
 int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
-  std::printf("{\"read_gb_per_s\": %.1f, \"fp32_gflops\": %.1f}\n", read_gb_per_second(threads), fp32_gflops(threads));
+  std::printf("{\"read_gb_per_s\": %.1f, \"fp32_gflops\": %.1f", read_gb_per_second(threads), fp32_gflops(threads));
+#if defined(__AVX512BF16__)
+  std::printf(", \"bf16_gflops\": %.1f", bf16_gflops(threads));
+#endif
+#if defined(__AVX512VNNI__) || defined(__AVX2__)
+  std::printf(", \"int8_gops\": %.1f", int8_gops(threads));
+#endif
+  std::printf("}\n");
 }

@@ -15,13 +15,18 @@ Generate = Callable[[Load], list[int]]
 
 
 def serve(
-    started: float, versions: dict[str, str], commands: Mapping[str, Command], ready: float | None = None
+    started: float,
+    versions: dict[str, str],
+    commands: Mapping[str, Command],
+    ready: float | None = None,
+    model: Mapping[str, int] | None = None,
 ) -> None:
     """Run the commands from standard input until it ends. Commands that do not measure time are timed here.
 
     Times are of `time.time`; `ready` is the time from which the runner could have answered, if earlier than now.
+    `model` has sizes of the model: "weight_bytes", what a step reads of it, at least.
     """
-    _send({"ready_seconds": round((ready or time.time()) - started, 2), "versions": versions})
+    _send({"ready_seconds": round((ready or time.time()) - started, 2), "versions": versions, "model": model or {}})
     for line in sys.stdin:
         name, *arguments = line.split()
         start, cpu_start = time.perf_counter(), time.process_time()

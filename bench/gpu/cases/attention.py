@@ -139,10 +139,7 @@ def turned(
     rotary = table.shape[1]
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
     first, second = x[..., :rotary].chunk(2, dim=-1)
-    return torch.cat(
-        [first * cos - second * sin, second * cos + first * sin, x[..., rotary:]],
-        dim=-1,
-    )
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., rotary:]], dim=-1)
 
 
 def batch(sequences: int, queries: int, before: int, step: int = 37) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,6 @@ cuBLAS; logits against `torch.mm(out_dtype=float32)`; products in float8 against
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,17 +13,25 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from bench.gpu.experiments import kernels
+from bench.gpu.cases.attention import Attention
+from bench.gpu.cases.case import Place, size_of
+from bench.gpu.cases.linear import LAYOUTS, planes
 from bench.gpu.experiments.setting import Setting
-from bench.gpu.measured_models import MODELS
+from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
+from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 
 REPEATS = 20
 DECODES = ((32, 8192), (1, 8192), (32, 1024), (256, 1024))
 PREFILLS = (8192, 2048)
 PRODUCTS = (("dense", (1, 32, 256, 2048)), ("fp8", (32, 256, 2048, 8192)))
 LOGITS = (1, 32, 256)
+MOST_ROWS = 8192
+"""Rows of x at most."""
 SDPA = {"flash_us": SDPBackend.FLASH_ATTENTION, "cudnn_us": SDPBackend.CUDNN_ATTENTION}
 Launch = Callable[[], object]
 
@@ -48,10 +55,13 @@ def items(setting: Setting) -> Iterator[Item]:
 
 
 def attention(setting: Setting, flush: Launch, model: str, batch: int, queries: int, before: int) -> Row:
-    """Microseconds of our kernel, and of each of the library's."""
+    """Microseconds of our kernel, which splits decodes as the engine does, and of each of the library's."""
     config, place = MODELS[model], setting.place
-    work = kernels.attention(place, config, batch, queries, before, "dense")
-    row = timed(setting, flush, {"us": work.trial.launch})
+    shape = Attention(
+        config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, split=queries == 1
+    )  # fmt: skip
+    trial = shape.prepare(place)
+    row = timed(setting, flush, {"us": trial.launch})
     if place.device.type != "meta":
         heads, kv_heads = (place.pick(n, small) for n, small in ((config.heads, 4), (config.kv_heads, 2)))
         dim, keys = place.pick(config.head_dim, 32), before + queries
@@ -65,18 +75,21 @@ def attention(setting: Setting, flush: Launch, model: str, batch: int, queries: 
                     return scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
 
             row |= timed(setting, flush, {name: launch})
-    return row | setting.shares(work.trial.moved, work.operations, row["us"] / 1e6) | {"model": model}
+    pairs = batch * (queries * before + queries * (queries + 1) // 2)
+    operations = 4 * config.heads * config.head_dim * pairs
+    return row | setting.shares(trial.moved, operations, row["us"] / 1e6) | {"model": model}
 
 
 def product(setting: Setting, flush: Launch, model: str, name: str, stored: str, m: int) -> Row:
-    """Microseconds of a product as the engine runs it, and of the library's."""
+    """Microseconds of a product as the engine runs it, and of the library's; the matrix is kept for the next rows."""
     place = setting.place
-    work = kernels.product(setting, place, model, name, stored, m)
-    row = timed(setting, flush, {"us": work.trial.launch})
+    n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
+    linear = setting.keep.get((model, name, stored), lambda: linear_of(place, stored, n, k))
+    # Logits are float32, other outputs have the activations' type.
+    x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
+    row = timed(setting, flush, {"us": lambda: linear(x, out)})
     if place.device.type != "meta":
-        n, k = (place.pick(size, small) for size, small in zip(kernels.products(MODELS[model])[name], (77, 64),
-                                                               strict=True))  # fmt: skip
-        x, weights = place.randn(m, k), place.randn(n, k)
+        weights = place.randn(n, k)
         if stored == "fp8":
             a, b = x.to(torch.float8_e4m3fn), weights.to(torch.float8_e4m3fn)
             by_row, by_column = torch.ones(m, 1, device=place.device), torch.ones(1, n, device=place.device)
@@ -95,7 +108,26 @@ def product(setting: Setting, flush: Launch, model: str, name: str, stored: str,
                 return torch.mm(x, weights.t())
 
         row |= timed(setting, flush, {"library_us": library})
-    return row | setting.shares(work.trial.moved, work.operations, row["us"] / 1e6) | {"model": model}
+    [matrix] = linear.parts
+    moved = size_of(x, out, *(t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None))
+    return row | setting.shares(moved, 2 * m * n * k, row["us"] / 1e6) | {"model": model}
+
+
+def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
+    """A random matrix on the device."""
+    layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
+    matrix = DeviceMatrix(layout, k, found.values, found.scales, found.minimums)
+    gpu = place.device.type == "cuda"
+    # As in the server: with float8 weights the activations are float8 where the GPU multiplies it, and tiles are the
+    # GPU's own.
+    eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY
+    return Linear(
+        (matrix,),
+        (None,),
+        place.empty(WORKSPACE, dtype=torch.float32),
+        fp8_activations=place.empty(MOST_ROWS * k, dtype=torch.uint8) if eight else None,
+        tiles=find_tiles(torch.cuda.get_device_name(place.device) if gpu else "interpreter"),
+    )
 
 
 def timed(setting: Setting, flush: Launch, launches: dict[str, Launch]) -> Row:
@@ -103,11 +135,9 @@ def timed(setting: Setting, flush: Launch, launches: dict[str, Launch]) -> Row:
     row: Row = {}
     for name, launch in launches.items():
         try:
-            seconds = measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)
+            row[name] = 1e6 * measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             if name == "us":
                 raise
             row[name.replace("_us", "_refused")] = str(error).splitlines()[0]
-        else:
-            row[name] = statistics.median(seconds) * 1e6
     return row

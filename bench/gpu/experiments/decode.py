@@ -14,15 +14,17 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
-from bench.gpu.experiments.kernels import float8
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import Stored, config_of, table_bytes
 from bench.gpu.roofline import decode_bytes
 from bench.gpu.serving import graphs, loaded
+from bench.gpu.steps import entered, step_of
 from bench.lib.results import Item, Row
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
-from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, sampling_columns
+from octavo_inference.core.model_input import RowChange, RowStep
 from octavo_inference.engine.factory import LoadedEngine
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -73,7 +75,8 @@ def ways(setting: Setting) -> list[Way]:
         return [Way("bf16", "auto")]
     if setting.interpret:
         return [Way("bf16", "int8")]
-    pools = ("fp8", "int8") if float8(setting) else ("int8",)
+    float8 = setting.device.type == "cuda" and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+    pools = ("fp8", "int8") if float8 else ("int8",)
     return [*(Way(weights, "auto") for weights in ("bf16", "fp8", "int4")), *(Way("bf16", pool) for pool in pools)]
 
 
@@ -123,23 +126,15 @@ class Shape:
 
     def at(self, step: int, changes: list[RowChange]) -> RowStep:
         """A decode step: one token of each sequence."""
-        rows = np.arange(self.batch, dtype=np.int32)
-        position = np.full(self.batch, self.context + step, np.int32)
-        none = np.full(self.batch, -1, np.int32)
-        sample = RowSamples(rows, rows, position, none, [None] * self.batch)
-        return RowStep(changes, rows, np.arange(self.batch + 1, dtype=np.int32), position, sample)
+        return step_of([1] * self.batch, [self.context + step] * self.batch, changes)
 
 
 def enter(backend: Any, shape: Shape) -> None:
     """Send the rows' blocks, last tokens and sampling (greedy) in a step of their own."""
-    changes = []
+    changes: list[RowChange] = []
     for row in range(shape.batch):
         blocks = np.arange(row * shape.width, (row + 1) * shape.width, dtype=np.int32)
-        changes += [
-            RowChange("tokens", row, shape.context - 1, np.array([row + 1], np.int32)),
-            RowChange("blocks", row, 0, blocks),
-            RowChange("sampling", row, 0, sampling_columns()),
-        ]
+        changes += entered(row, np.array([row + 1], np.int32), shape.context - 1, blocks)
     backend.launch(shape.at(0, changes)).collect()
 
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.experiments.decode import Shape, enter
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.serving import graphs, loaded
+from bench.gpu.steps import step_of
 from bench.lib.results import Item, Row
-from octavo_inference.core.model_input import RowSamples, RowStep
+from octavo_inference.core.model_input import RowStep
 
 ROWS, CHUNK, CONTEXT = 64, 448, 512
 STEPS, SETTLED = 40, 8
@@ -65,7 +65,7 @@ def host_times(backend: Any, shape: Shape, chunk: int, steps: int) -> list[float
     """Seconds of each launch on the host."""
     waiting, found = None, []
     for number in range(steps):
-        step = step_of(shape, chunk, number)
+        step = mixed(shape, chunk, number)
         begin = time.perf_counter()
         launched = backend.launch(step)
         found.append(time.perf_counter() - begin)
@@ -77,18 +77,12 @@ def host_times(backend: Any, shape: Shape, chunk: int, steps: int) -> list[float
     return found
 
 
-def step_of(shape: Shape, chunk: int, number: int) -> RowStep:
+def mixed(shape: Shape, chunk: int, number: int) -> RowStep:
     """A step of decodes; with a chunk, the last row computes this many tokens of its prompt."""
     if not chunk:
         return shape.at(number, [])
-    count = shape.batch
-    counts = np.array([1] * (count - 1) + [chunk])
-    start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    length = np.array([shape.context + number] * (count - 1) + [chunk], np.int32)
-    rows = np.arange(count, dtype=np.int32)
-    none = np.full(count, -1, np.int32)
-    sample = RowSamples(start[1:] - np.int32(1), rows, length, none, [None] * count)
-    return RowStep([], rows, start, length, sample)
+    decodes = shape.batch - 1
+    return step_of([*[1] * decodes, chunk], [*[shape.context + number] * decodes, chunk])
 
 
 def kernels_of(setting: Setting, backend: Any, shape: Shape, chunk: int) -> int:
@@ -96,7 +90,7 @@ def kernels_of(setting: Setting, backend: Any, shape: Shape, chunk: int) -> int:
     if setting.device.type != "cuda":
         return 0
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        backend.launch(step_of(shape, chunk, 0)).collect()
+        backend.launch(mixed(shape, chunk, 0)).collect()
         setting.timer.wait()
     on_device = torch.autograd.DeviceType.CUDA  # type: ignore[attr-defined]  # not in its __all__
     return sum(event.device_type == on_device for event in seen.events() or [])

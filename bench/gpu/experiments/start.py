@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.serving import checkpoint
+from bench.gpu.taken import count
 from bench.lib.processes import free_ports, group, wait_for
 from bench.lib.results import Item, Row
 
@@ -58,8 +59,3 @@ def run(setting: Setting, model: str, way: str) -> Row:
     phases = re.search(r"start-up: (.*)", lines)
     row: Row = {"model": model, "way": way, "ready_s": seconds, "compiled": count(kernels) - before}
     return row | {"phases": phases[1] if phases else "", "log": lines.splitlines()[-40:]}
-
-
-def count(kernels: Path) -> int:
-    """Number of compiled kernels in a cache."""
-    return sum(1 for _ in kernels.rglob("*.cubin"))

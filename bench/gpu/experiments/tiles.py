@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
@@ -24,9 +23,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from bench.gpu.cases.attention import Attention
 from bench.gpu.cases.case import Place
 from bench.gpu.cases.linear import LAYOUTS, Planes, planes
-from bench.gpu.experiments.kernels import products
 from bench.gpu.experiments.setting import Setting
-from bench.gpu.measured_models import MODELS
+from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB
@@ -105,8 +103,7 @@ def _attention(setting: Setting, place: Place, flush: Flush, model: str, decode:
                 config.heads, config.kv_heads, config.head_dim, ((queries, before),) * batch, split=decode, tile=tile
             )
             launch = shape.prepare(place).launch
-            seconds = statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush))
-            found[batch * queries] = seconds * 1e6
+            found[batch * queries] = 1e6 * measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)
         return found
 
     first = attention_tile(config.head_dim, group, place.dtype, decode=decode)
@@ -130,23 +127,14 @@ def attention_candidates(first: AttentionTile, head_dim: int, *, decode: bool) -
     return found
 
 
-def _row(
-    setting: Setting,
-    place: Place,
-    flush: Flush,
-    model: str,
-    name: str,
-    stored: str,
-    rows: int,
-    few: bool,
-) -> Row:
+def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, stored: str, rows: int, few: bool) -> Row:
     n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
     matrix = setting.keep.get((model, name, stored), lambda: planes(place, LAYOUTS[stored], n, k))
     width = matrix.values.shape[1]
     workspace, kind = place.empty(WORKSPACE, dtype=torch.float32), matrix.kind(LAYOUTS[stored])
 
     def time(launch: Callable[[], object]) -> float:
-        return statistics.median(measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)) * 1e6
+        return 1e6 * measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)
 
     def operands(m: int) -> tuple[torch.Tensor, torch.Tensor]:
         return place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
@@ -159,8 +147,7 @@ def _row(
         given = (x, *_planes(matrix), None, out)
         narrow = gemv_tile(rows, n, width * matrix.values.element_size())
         tried = tried_by(
-            (narrow, *setting.pick(GEMV, GEMV[:1])),
-            lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))},
+            (narrow, *setting.pick(GEMV, GEMV[:1])), lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))}
         )
         return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
     sizes = setting.pick(AT[rows], (3,))

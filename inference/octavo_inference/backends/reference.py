@@ -56,6 +56,7 @@ class ReferenceBackend:
     ) -> None:
         self.name = "reference"
         self.steps_ahead = 0
+        self.decode_runs = False
         self.max_prompt_scores: int | None = None
         self.block_size = block_size
         self.num_blocks = num_blocks

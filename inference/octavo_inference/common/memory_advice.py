@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HUGE_PAGE = 2 << 20
+_SLAB = 32 << 20  # most of it may stay untouched, and then takes no memory
 
 
 def allocate(size: int) -> NDArray[np.uint8]:
@@ -21,6 +22,20 @@ def allocate(size: int) -> NDArray[np.uint8]:
         region.madvise(mmap.MADV_HUGEPAGE)
     whole = np.frombuffer(region, np.uint8)
     return whole[-whole.ctypes.data % HUGE_PAGE :][:size]
+
+
+class Arena:
+    """Memory for arrays that live equally long. Arrays smaller than a huge page share huge pages."""
+
+    def __init__(self) -> None:
+        self._free = np.empty(0, np.uint8)
+
+    def allocate(self, size: int) -> NDArray[np.uint8]:
+        """`size` zeroed bytes, aligned to 64. Pages are allocated on first access."""
+        if size > len(self._free):
+            self._free = allocate(max(size, _SLAB))
+        taken, self._free = self._free[:size], self._free[-(-size // 64) * 64 :]
+        return taken
 
 
 def release(array: NDArray[np.generic]) -> None:

@@ -78,6 +78,9 @@ class Backend(Protocol):
     0 if the backend reads tokens from the engine's row table; 1 if it keeps a copy and writes sampled tokens there.
     """
 
+    decode_runs: bool
+    """True if a launch may run several decode steps (`RowStep.run`). Not together with `steps_ahead`."""
+
     max_prompt_scores: int | None
     """How many tokens of prompts with log-probabilities a step may compute.
 

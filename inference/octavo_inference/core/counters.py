@@ -67,10 +67,10 @@ class Counters:
         for i, value in enumerate(products):
             self._products[i] += value
 
-    def add_state(self, held_rows: int, unused_slots: int) -> None:
-        """Add the rows in use during a step, and the unfilled token slots of their blocks after it."""
-        self._held_rows += held_rows
-        self._unused_slots += unused_slots
+    def add_state(self, held_rows: int, unused_slots: int, steps: int = 1) -> None:
+        """Add the rows in use during some steps, and the unfilled token slots of their blocks after the last step."""
+        self._held_rows += held_rows * steps
+        self._unused_slots += unused_slots * steps
 
     def steps(self) -> StepSums:
         """Return the sums so far."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 
 
 class Deadlines:
@@ -28,6 +29,10 @@ class Deadlines:
     def remove(self, request_id: str) -> None:
         """Drop a finished request, with or without a deadline."""
         self._entries.pop(request_id, None)
+
+    def next(self) -> float:
+        """A time before which no deadline passes; infinite without deadlines."""
+        return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float) -> list[str]:
         """Remove and return the requests whose deadline has passed."""

@@ -10,6 +10,9 @@ before it collects the one in flight: the host plans while the device computes.
 Such a plan does not know which sequences the tokens of the in-flight step finish. At most one row per finished sequence
 is wasted. Its blocks are reused only by later launches, and the device runs launches in order.
 
+A backend that reads from the engine's table may run several decode steps per launch (`core.decode_run`). They are
+collected together, and counted one by one.
+
 The mask of a guided row depends on the token before it. A step with such rows samples in a second call, once their
 masks are filled. A thread fills them while the native call computes; if a step is in flight, this thread does so after
 it has collected that step, while the device computes.
@@ -31,6 +34,7 @@ from octavo_inference.config.cache_policy import POLICIES
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
+from octavo_inference.core.decode_run import MOST_SECONDS, plan_run
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.grammar_compiler import GrammarCompiler
 from octavo_inference.core.guidance import Compile
@@ -38,7 +42,7 @@ from octavo_inference.core.guided_steps import GuidedSteps
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.logit_rules import bitmask, logit_rules
 from octavo_inference.core.masks import MaskJob
-from octavo_inference.core.model_input import NO_CHOICE, Float32, StepResult
+from octavo_inference.core.model_input import NO_CHOICE, DecodeRun, Float32, Int32, StepResult
 from octavo_inference.core.outputs import end_output, pooled_output, token_logprobs, token_output
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
@@ -84,6 +88,8 @@ class Engine:
         self.config = config
         self.limits = limits
         self.heartbeat = 0
+        # A file descriptor that is readable when a message has arrived, which ends a run of steps; -1 for none.
+        self.message_fd = -1
         self.counters = Counters()
         self._clock = clock
         self._entropy = entropy
@@ -101,6 +107,8 @@ class Engine:
         self._pending: deque[PendingStep] = deque()
         self._depth = backend.steps_ahead if limits.overlap else 0
         self._collected = -math.inf
+        self._runs = backend.decode_runs and self._depth == 0
+        self._step_seconds = 0.0
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
@@ -319,6 +327,7 @@ class Engine:
         plan = SchedulerOutput()
         try:
             self.scheduler.schedule(plan, now)
+            run = self._plan_run(plan, now)
         except PoolError:
             raise  # the block accounting is wrong: answers could mix, so no next step is safe
         except Exception as error:  # noqa: BLE001 -- an error of one request must not end the others
@@ -338,7 +347,7 @@ class Engine:
                 self.backend.copy_blocks(plan.block_copies)
             guided = self._rows.guided(plan)
             masks = None if self._pending else self.guided.start(guided)
-            pending = launch(self.backend, self._rows, plan, now, guided, masks)
+            pending = launch(self.backend, self._rows, plan, now, guided, masks, run)
         except DeviceLostError:
             raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
@@ -349,6 +358,15 @@ class Engine:
         self.scheduler.on_launch(plan)
         self._pending.append(pending)
         return True
+
+    def _plan_run(self, plan: SchedulerOutput, now: float) -> DecodeRun | None:
+        """The run of steps that begins with a plan; None without."""
+        if not self._runs or self.guided.compiling:
+            return None
+        seconds = min(MOST_SECONDS, self._live.deadlines.next() - now)
+        if 2 * self._step_seconds > seconds:
+            return None  # its second step would end too late
+        return plan_run(plan, self.scheduler, seconds, self.message_fd)
 
     def _choose(self, pending: PendingStep) -> list[Output]:
         """Fill the masks of the newest step and let it sample, once: all tokens before its own are known."""
@@ -382,19 +400,25 @@ class Engine:
             self._pending.clear()
             return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
         self._failures = 0
-        self.scheduler.on_computed(plan)
-        self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots())
-        outputs = self._emit(plan, result)
+        tokens = np.atleast_2d(result.tokens)
+        steps, rows = len(tokens), len(plan.decodes)
+        if result.tokens.ndim > 1:
+            self.scheduler.on_run(plan, tokens[:-1])
+        self.scheduler.on_computed(plan, steps)
+        self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots(), steps)
+        outputs = self._emit(plan, result, tokens)
         now = self._clock()
         # The device started this step only after it finished the previous one.
-        seconds = now - max(pending.begin, self._collected)
-        self._collected = now
-        self.counters.add_step(seconds, pending.prefill, len(plan.decodes), pending.context, plan.idle_rows)
+        seconds = (now - max(pending.begin, self._collected)) / steps
+        self._collected, self._step_seconds = now, seconds
+        for step in range(steps):
+            self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
         if self._prefill_budget is not None:
-            self._prefill_budget.observe(seconds, len(plan.decodes), pending.prefill)
+            self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)
         return outputs
 
-    def _emit(self, plan: SchedulerOutput, result: StepResult) -> list[Output]:
+    def _emit(self, plan: SchedulerOutput, result: StepResult, steps: Int32) -> list[Output]:
+        """Outputs of a step, or of a run, whose tokens are `steps` [steps, samples]."""
         outputs: list[Output] = []
         for chunk, scored in zip(plan.scores, result.scores, strict=True):
             if chunk.sequence.state is SequenceState.FINISHED:
@@ -403,19 +427,29 @@ class Engine:
                 outputs += self._refuse_numbers(chunk.sequence)
             else:
                 chunk.scores.store(chunk.position, scored)
-        for i, (sequence, token) in enumerate(zip(plan.samples, result.tokens.tolist(), strict=True)):
+        for i, (sequence, (*earlier, token)) in enumerate(zip(plan.samples, steps.T.tolist(), strict=True)):
             if sequence.state is SequenceState.FINISHED:
                 continue  # ended by an earlier token, an abort, or a sibling with NaN logits
+            if earlier and token < 0:
+                first = sequence.num_known_tokens - len(earlier) == sequence.prompt_len
+                outputs.append(token_output(sequence, earlier, None, None, None, first=first))
+                self.counters.generation_tokens += len(earlier)
             if token == NO_CHOICE and (sequence.constrained or sequence.num_known_tokens < sequence.min_total):
                 outputs.append(self._end_without_token(sequence))
             elif token < 0:
                 outputs += self._refuse_numbers(sequence)
             else:
-                outputs += self._accept(sequence, token, token_logprobs(result, i) if sequence.logprobs else None)
+                logprobs = token_logprobs(result, i) if sequence.logprobs else None
+                outputs += self._accept(sequence, token, logprobs, earlier)
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
 
-    def _accept(self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None) -> list[Output]:
-        """Append a sampled token, and the tokens that follow in any case. Ends a sequence that is over."""
+    def _accept(
+        self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, earlier: list[int]
+    ) -> list[Output]:
+        """Append a sampled token, and the tokens that follow in any case. Ends a sequence that is over.
+
+        `earlier` are the tokens of the same run before it, which the sequence has already.
+        """
         known = sequence.total - sequence.pending
         sequence.tokens[known] = token
         sequence.pending -= 1
@@ -432,11 +466,12 @@ class Engine:
                 tokens += self.guided.advance(sequence, sequence.guide, token)
             except RequestError as found:
                 error = found
-        self.counters.generation_tokens += len(tokens)
+        self.counters.generation_tokens += len(earlier) + len(tokens)
         over = error is not None or (sequence.guide is not None and sequence.guide.is_complete)
         if reason is None and not over and known + len(tokens) >= sequence.limit:
             reason = "length"
-        output = token_output(sequence, tokens, logprobs, reason, stop, first=known == sequence.prompt_len)
+        first = known - len(earlier) == sequence.prompt_len
+        output = token_output(sequence, earlier + tokens, logprobs, reason, stop, first=first)
         if reason is not None:
             self._live.finish(sequence)
         elif error is not None:

@@ -128,7 +128,8 @@ def gather(step: RowStep) -> Batch:
         raise ValueError("a step without a row table cannot be gathered")
     rows, positions = _tokens(step) if starts[-1] > len(step.row) else (step.row, step.seq_len - np.int32(1))
     size = table.block_size
-    width = -(-int(step.seq_len.max(initial=0)) // size)
+    longest = int(step.seq_len.max(initial=0)) + (0 if step.run is None else step.run.steps - 1)
+    width = -(-longest // size)
     return Batch(
         tokens=table.tokens[rows, positions],
         positions=positions,

@@ -11,6 +11,7 @@ import numpy as np
 from octavo_inference.core.logit_rules import NO_RULES
 from octavo_inference.core.masks import GuidedRow
 from octavo_inference.core.model_input import (
+    DecodeRun,
     Int32,
     Penalty,
     PromptScores,
@@ -96,6 +97,12 @@ class InputBatch:
         entry[:] = tokens
         self._changes.append(RowChange("tokens", sequence.row, sequence.total, entry))
 
+    def write(self, sequences: list[Sequence], tokens: Int32) -> None:
+        """Write tokens [count, sequences] behind the known ones of sequences, for a backend that has them already."""
+        rows = np.array([sequence.row for sequence in sequences])
+        known = np.array([sequence.num_known_tokens for sequence in sequences])
+        self.table.tokens[rows, known + np.arange(len(tokens))[:, None]] = tokens
+
     def guided(self, plan: SchedulerOutput) -> list[GuidedRow]:
         """The sample rows of a plan whose masks have to be computed."""
         if not self._guided:
@@ -108,7 +115,7 @@ class InputBatch:
         entry[0] = block
         self._changes.append(RowChange("blocks", sequence.row, index, entry))
 
-    def diff(self, plan: SchedulerOutput) -> RowStep:
+    def diff(self, plan: SchedulerOutput, run: DecodeRun | None = None) -> RowStep:
         """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""
         changes, self._changes = self._changes, []
         rows, query_start, seq_len = _sequences(plan)
@@ -126,7 +133,7 @@ class InputBatch:
             for each in plan.scores
         ]
         guided = self._guided > 0 and any(s.guide is not None for s in plan.samples)
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided)
+        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided, run)
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:

@@ -149,6 +149,23 @@ class RowPooling:
     done: Int32
 
 
+class DecodeRun(NamedTuple):
+    """Several steps in one launch: each sequence decodes, and each step computes the tokens that the last one sampled.
+
+    The block table covers all steps, and penalties count the tokens of earlier ones. The launch ends after `steps`
+    steps, or earlier. It ends after a step in which a token is negative, or is one of the ids
+    `end_ids[end_start[i] : end_start[i + 1]]` of its sample row i. It ends after a step at whose end the file
+    descriptor `message_fd` is readable (-1: none). And it ends before a step that would take it beyond `seconds`, if
+    that step took as long as the last one.
+    """
+
+    steps: int
+    seconds: float
+    message_fd: int
+    end_ids: Int32
+    end_start: Int32
+
+
 @dataclass(frozen=True, slots=True)
 class RowStep:
     """One step's work: B sequences in `row[B]` of the table, after `changes` are applied in order.
@@ -158,8 +175,9 @@ class RowStep:
     keeps none; None if the step was sent to another process.
 
     `scores`: prompt tokens whose log-probabilities are requested. `guided`: the masks of some rows are not in the table
-    yet, so nothing is sampled before `StepHandle.choose`. The size of all fields but `table` depends on the
-    changes and the number of sequences, never on their lengths. The arrays are valid until the next step.
+    yet, so nothing is sampled before `StepHandle.choose`. `run`: this is the first of several steps. The size of all
+    fields but `table` depends on the changes and the number of sequences, never on their lengths. The arrays are valid
+    until the next step.
     """
 
     changes: list[RowChange]
@@ -171,6 +189,7 @@ class RowStep:
     scores: list[PromptScores] = field(default_factory=list)
     pooling: RowPooling | None = None
     guided: bool = False
+    run: DecodeRun | None = None
 
 
 class ScoredTokens(NamedTuple):
@@ -190,9 +209,10 @@ class ScoredTokens(NamedTuple):
 class StepResult:
     """`tokens[R]` of the sample rows; for rows with logprobs, `logprob[R]`, `rank[R]`, `top[i]` = (ids, logprobs).
 
-    A token of `NOT_NUMBERS` marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores`
-    are in the order of the step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its
-    `pooling`; None if it has none. The arrays may belong to the backend and are valid until its next step.
+    After a `DecodeRun` they are `tokens[steps, R]`, a row for each step that was computed. A token of `NOT_NUMBERS`
+    marks a row with NaN or infinite logits, `NO_CHOICE` one whose every id is banned. `scores` are in the order of the
+    step's. `pooled[D, hidden]` are the sums that the step completed, in the order of its `pooling`; None if it has
+    none. The arrays may belong to the backend and are valid until its next step.
     """
 
     tokens: Int32

@@ -1,12 +1,16 @@
 """Limits how many prompt tokens a step may process while sequences decode.
 
 A step ends for all its sequences at once, so prompt tokens in it delay every decoding sequence. The engine measures the
-duration of steps without prompts, and fits the extra time of steps with prompts: `fixed + per_token * tokens`. From
-both follows how many prompt tokens fit into the allowed delay. Outputs do not depend on the limit: chunked prefill may
-split a prompt anywhere.
+duration of steps without prompts, and fits the extra time of steps with prompts: a fixed time, a time per prompt token,
+and a time per pair of a prompt token and one before it, because attention reads those. From these follows how many
+prompt tokens fit into the allowed delay. Outputs do not depend on the limit: chunked prefill may split a prompt
+anywhere.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
 
 from octavo_common.least_squares import non_negative
 
@@ -14,88 +18,132 @@ from octavo_common.least_squares import non_negative
 # prompts, a step may take proportionally longer. Total delay of the decoding sequences stays proportional to the number
 # of prompts that benefit. So a burst fills an idle engine at full speed, and one prompt hardly delays many decodes.
 _COMPANY = 16
-# Minimum number of prompt tokens in a step: a prompt always makes progress.
-_LEAST = 8
 # EWMA weight of the newest duration without prompts. Each is clamped to between half and twice the average, against
 # outliers.
 _NEWEST = 0.25
 _TRUST = 2.0
 # Weight of a step with prompts relative to the one after it: about the last twenty determine the fit.
 _FORGET = 0.95
-# Ridge of the fit. It pulls towards no fixed cost, and matters only while all chunks have had the same size.
-_RIDGE = 1e-4
-# One chunk in so many has half the tokens. Chunks of one size would not tell fixed cost and slope apart.
+# Ridge of the fit towards the previous fit. Steps of one prompt are alike for a while. Costs that they do not tell
+# apart keep their values, for the next prompt.
+_RIDGE = 3e-3
+# Of so many steps with prompts in a row, one has half the time for them. Chunks of one size would not tell fixed time
+# and slope apart. Then one has none, because the decodes' own time grows with their contexts. Neither takes longer.
 _EXPLORE = 16
-# A chunk has at most this multiple of the largest one measured, because the fit is not known beyond.
+# A chunk has at most this multiple of the largest one of late, because the fit is not known beyond. The largest one
+# decays as the fit forgets.
 _GROWTH = 2
 
 
-def chunk_limit(quiet: float, fixed: float, per_token: float, slowdown: float, answers: int, entering: int) -> float:
-    """Prompt tokens for a step in which `answers` sequences decode and `entering` ones have prompt tokens left.
+def pairs(tokens: int, context: int) -> int:
+    """Pairs of a prompt token and one before it, for `tokens` tokens that follow `context` others of their sequence."""
+    return tokens * context + tokens * (tokens - 1) // 2
 
-    `quiet` is the seconds of the decodes alone; n prompt tokens take `fixed + n * per_token` seconds more, `per_token`
-    above 0. With one prompt per 16 decoding sequences, the step takes `slowdown` times `quiet`. The tokens always cost
-    at least `fixed` for each entering sequence: with fewer of them, prompts would delay the decodes mostly by fixed
-    costs.
+
+def prompt_seconds(quiet: float, fixed: float, slowdown: float, answers: int, entering: int) -> float:
+    """Seconds for prompt tokens in a step in which `answers` sequences decode and `entering` ones have prompts left.
+
+    `quiet` is the seconds of the decodes alone, `fixed` those of any prompt tokens in addition to their own time. With
+    one prompt per 16 decoding sequences, the step takes `slowdown` times `quiet`. The tokens' own time is at least
+    `fixed` for each entering sequence: with less of it, prompts would delay the decodes mostly by fixed times.
     """
     wait = quiet * (slowdown - 1) * max(1.0, _COMPANY * entering / answers)
-    return max(_LEAST, max(fixed * max(1, entering), wait - fixed) / per_token)
+    return max(fixed * max(1, entering), wait - fixed)
+
+
+@dataclass(slots=True)
+class PromptRoom:
+    """Prompt tokens that a step may still take: at most `tokens`, whose own time is at most `seconds`.
+
+    A token takes `per_token` seconds, and `per_pair` seconds for each token before it in its sequence.
+    """
+
+    tokens: int
+    seconds: float = inf
+    per_token: float = 0.0
+    per_pair: float = 0.0
+    least: int = 1
+    """Tokens of the first chunk, at least: a prompt always makes progress."""
+
+    def chunk(self, context: int) -> int:
+        """Number of tokens that fit after `context` tokens of their sequence."""
+        slope, bend = self.per_token + self.per_pair * context, self.per_pair
+        # The solution of slope * n + bend / 2 * n² = seconds, in a form without cancellation.
+        below = slope + sqrt(slope * slope + 2 * bend * max(0.0, self.seconds))
+        fitting = 2 * max(0.0, self.seconds) / below if below > 0 else inf
+        return min(self.tokens, max(self.least, int(min(fitting, self.tokens))))
+
+    def take(self, tokens: int, context: int) -> None:
+        """Subtract `tokens` tokens that follow `context` others."""
+        self.tokens -= tokens
+        self.seconds -= self.per_token * tokens + self.per_pair * pairs(tokens, context)
+        self.least = 0
 
 
 class PrefillBudget:
-    """Measured step durations, and the resulting prompt token limit. `slowdown` above 1: see `chunk_limit`."""
+    """Measured step durations, and the resulting limit of prompt tokens. `slowdown` above 1: see `prompt_seconds`."""
 
     def __init__(self, slowdown: float) -> None:
         self.slowdown = slowdown
         self._quiet: dict[int, float] = {}
-        # Decayed sums over steps with prompts: of 1, tokens, tokens², extra seconds, and extra seconds times tokens.
-        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self._fixed = 0.0
-        self._per_token = 0.0
+        # Decayed sums over steps with prompts, and the fit: extra seconds by (1, tokens, pairs).
+        self._gram = [[0.0] * 3 for _ in range(3)]
+        self._moment = [0.0] * 3
+        self._fit = [0.0] * 3
         self._measured = 0
-        self._largest = 0
+        self._largest = 0.0
+        # Steps with prompts since the last one without.
+        self._since_quiet = 0
 
-    def observe(self, seconds: float, answers: int, prefill: int, steps: int = 1) -> None:
-        """Record `steps` consecutive steps of `seconds` with `answers` decodes and `prefill` prompt tokens each."""
+    def observe(self, seconds: float, answers: int, prefill: int, pairs: int = 0, steps: int = 1) -> None:
+        """Record `steps` consecutive steps of `seconds` with `answers` decodes and `prefill` prompt tokens each.
+
+        `pairs`: of one of these tokens and a token before it in its sequence.
+        """
+        self._since_quiet = self._since_quiet + 1 if prefill else 0
         if seconds <= 0:  # too short for the clock
             return
         if prefill:
             # Until a step without prompts is measured, the decodes' part of the seconds is unknown.
             if self._quiet or not answers:
-                self._fit(seconds, answers, prefill)
+                self._learn(seconds, answers, prefill, pairs)
         elif answers:
             weight = 1.0 if steps == 1 else (1 - (1 - _NEWEST) ** steps) / _NEWEST
             known = self._quiet.get(answers, seconds)
             trusted = min(max(seconds, known / _TRUST), known * _TRUST)
             self._quiet[answers] = known + _NEWEST * weight * (trusted - known)
 
-    def limit(self, answers: int, entering: int) -> int | None:
-        """Prompt tokens for the next step; None if no sequence decodes or nothing is measured yet."""
+    def room(self, tokens: int, answers: int, entering: int) -> PromptRoom:
+        """What prompts may take in the next step, at most `tokens` tokens.
+
+        Nothing else limits them if no sequence decodes or nothing is measured yet.
+        """
         quiet = self._decoding(answers)
         if not answers or quiet <= 0 or not self._measured:
-            return None
-        tokens = float(_GROWTH * self._largest)
-        if self._per_token > 0:
-            tokens = min(tokens, chunk_limit(quiet, self._fixed, self._per_token, self.slowdown, answers, entering))
-        if self._measured % _EXPLORE == 0:
-            tokens /= 2
-        return max(_LEAST, round(tokens))
+            return PromptRoom(tokens)
+        if self._since_quiet >= _EXPLORE:
+            return PromptRoom(0)
+        fixed, per_token, per_pair = self._fit
+        seconds = prompt_seconds(quiet, fixed, self.slowdown, answers, entering)
+        if self._since_quiet == _EXPLORE // 2:
+            seconds /= 2
+        return PromptRoom(min(tokens, max(1, round(_GROWTH * self._largest))), seconds, per_token, per_pair)
 
-    def _fit(self, seconds: float, answers: int, prefill: int) -> None:
+    def _learn(self, seconds: float, answers: int, prefill: int, pairs: int) -> None:
         """Fit the extra seconds of steps with prompts by decayed weighted least squares, with this step included."""
-        quiet = self._decoding(answers)
+        quiet, row = self._decoding(answers), (1.0, prefill, pairs)
+        expected = sum(cost * count for cost, count in zip(self._fit, row, strict=True))
         # Noise is proportional to the duration. A step that took much too long therefore has almost no weight.
-        weight = max(seconds, quiet + self._fixed + self._per_token * prefill) ** -2
+        weight = max(seconds, quiet + expected) ** -2
         extra = seconds - quiet
-        row = (1.0, prefill, prefill**2, extra, extra * prefill)
-        one, tokens, squares, extras, products = (
-            _FORGET * known + weight * new for known, new in zip(self._sums, row, strict=True)
-        )
-        self._sums = one, tokens, squares, extras, products
-        gram, moment = ((one, tokens), (tokens, squares)), (extras, products)
-        self._fixed, self._per_token = non_negative(gram, moment, (0.0, max(0.0, products / squares)), _RIDGE)
+        for i, x in enumerate(row):
+            self._moment[i] = _FORGET * self._moment[i] + weight * x * extra
+            for j, y in enumerate(row):
+                self._gram[i][j] = _FORGET * self._gram[i][j] + weight * x * y
+        prior = self._fit if self._measured else (0.0, max(0.0, extra / prefill), 0.0)
+        self._fit = non_negative(tuple(map(tuple, self._gram)), tuple(self._moment), tuple(prior), _RIDGE)
         self._measured += 1
-        self._largest = max(self._largest, prefill)
+        self._largest = max(_FORGET * self._largest, prefill)
 
     def _decoding(self, answers: int) -> float:
         """Seconds of a step with this many decodes alone, extrapolated from the nearest measured number."""
@@ -105,4 +153,4 @@ class PrefillBudget:
             return self._quiet[answers]
         nearest = min(self._quiet, key=lambda known: abs(known - answers))
         seconds = self._quiet[nearest]
-        return max(seconds + (answers - nearest) * self._per_token, seconds * min(1.0, answers / nearest))
+        return max(seconds + (answers - nearest) * self._fit[1], seconds * min(1.0, answers / nearest))

@@ -10,13 +10,14 @@ prefix cache after their step is computed (`on_computed`).
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
-from octavo_inference.core.prefill_budget import PrefillBudget
+from octavo_inference.core.model_input import Int32
+from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
 from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
 from octavo_inference.core.sequence import Sequence, SequenceState
@@ -111,28 +112,26 @@ class Scheduler:
         """
         self.pool.expire(now)
         self._plan_decodes(plan, now)
-        left = self._prompt_tokens(len(plan.decodes))
+        room = self._prompt_room(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
             # A single missing token is a decode, except in a prompt that is only embedded.
-            if missing > (sequence.pooling is None) and left > 0 and (self.chunked or missing <= left):
-                take = min(missing, left, self._score_room(sequence, plan))
+            if missing > (sequence.pooling is None) and (self.chunked or missing <= room.tokens):
+                take = min(missing, room.chunk(sequence.computed), self._score_room(sequence, plan))
                 if take:
                     plan.chunks.append((sequence, take))
-                    left -= take
+                    room.take(take, sequence.computed)
         # After a preemption no blocks are left; an admission would only cause the next preemption.
-        while left > 0 and not plan.preempted:
+        while room.tokens > 0 and not plan.preempted:
             head = self._next(now)
-            take = 0 if head is None else self._admit(head, left, plan, now)
+            take = 0 if head is None else self._admit(head, room, plan, now)
             if head is None or take == 0:
                 break
             plan.chunks.append((head, take))
-            left -= take
+            room.take(take, head.computed)
         self._plan_samples(plan, now)
         self._plan_scores(plan)
-        charge = self.queue.counter.charge
-        for sequence in plan.samples:
-            charge(sequence.request.tenant, OUTPUT_TOKEN)
+        self._charge(plan.samples, 1)
         if self.static_wait is not None:
             plan.idle_rows = self._batch_rows - len(self.running)
         self.stalled = len(self.queue) > 0
@@ -147,12 +146,43 @@ class Scheduler:
             sequence.total += 1
             sequence.pending += 1
 
-    def on_computed(self, plan: SchedulerOutput) -> None:
-        """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since."""
+    def reserve(self, sequences: list[Sequence], steps: int) -> int:
+        """Allocate the blocks of `steps` tokens for each decoding sequence, if so many are empty: nothing is evicted.
+
+        Returns for how many tokens, at most `steps`, each sequence has blocks. `on_run` frees those that stay unused.
+        """
+        needs = [max(0, self._blocks(s.computed + steps) - len(s.blocks)) for s in sequences]
+        if sum(needs) > self.pool.free.size:
+            return min(s.capacity - s.computed for s in sequences)
+        for sequence, need in zip(sequences, needs, strict=True):
+            if need:
+                self._add_blocks(sequence, need)
+        return steps
+
+    def on_run(self, plan: SchedulerOutput, tokens: Int32) -> None:
+        """Count the steps of a run but its last one: their `tokens` [steps, decodes] are sampled and computed."""
+        steps = len(tokens)
+        self.rows.write(plan.decodes, tokens)
+        self._charge(plan.decodes, steps)
+        for sequence in plan.decodes:
+            sequence.computed += steps
+            sequence.confirmed += steps
+            sequence.total += steps
+            used = self._blocks(sequence.computed)
+            if used < len(sequence.blocks):
+                self.pool.release(sequence.blocks[used:])
+                del sequence.blocks[used:]
+                sequence.capacity = used * self.block_size
+
+    def on_computed(self, plan: SchedulerOutput, steps: int = 1) -> None:
+        """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since.
+
+        With `steps` above 1 it was the last step of a run.
+        """
         size = self.block_size
         for sequence in plan.decodes:
             sequence.confirmed += 1
-            if sequence.confirmed % size == 0:
+            if sequence.confirmed % size < steps:
                 self._register(sequence)
         for sequence, taken in plan.chunks:
             sequence.confirmed += taken
@@ -173,10 +203,7 @@ class Scheduler:
         """Append at most `jump_room` tokens to a running sequence, to compute in one chunk."""
         self.rows.append(sequence, tokens)
         sequence.total += len(tokens)
-        for block in self._allocate(max(0, self._blocks(sequence.total) - len(sequence.blocks))):
-            sequence.blocks.append(block)
-            sequence.capacity += self.block_size
-            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
+        self._add_blocks(sequence, max(0, self._blocks(sequence.total) - len(sequence.blocks)))
         self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * len(tokens))
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -232,14 +259,13 @@ class Scheduler:
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
-    def _prompt_tokens(self, decodes: int) -> int:
-        """Number of prompt tokens this step may compute."""
+    def _prompt_room(self, decodes: int) -> PromptRoom:
+        """The prompt tokens that this step may compute."""
         left = self.budget - decodes
         if self.prefill_budget is None or not self.chunked:
-            return left
+            return PromptRoom(left)
         entering = len(self.running) - decodes + min(len(self.queue), self.max_running - len(self.running))
-        limit = self.prefill_budget.limit(decodes, entering)
-        return left if limit is None else min(left, limit)
+        return self.prefill_budget.room(left, decodes, entering)
 
     def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
         pool = self.pool
@@ -268,11 +294,15 @@ class Scheduler:
             self.rows.set_block(sequence, last, own)
             plan.block_copies.append((shared, own))
             return
-        [block] = self._allocate(1)
         sequence.tail_shared = False
-        sequence.blocks.append(block)
-        sequence.capacity += self.block_size
-        self.rows.set_block(sequence, last + 1, block)
+        self._add_blocks(sequence, 1)
+
+    def _add_blocks(self, sequence: Sequence, count: int) -> None:
+        """Append blocks that are known to be available to a running sequence."""
+        for block in self._allocate(count):
+            sequence.blocks.append(block)
+            sequence.capacity += self.block_size
+            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
 
     def _preempt(self, plan: SchedulerOutput, now: float) -> None:
         """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
@@ -310,6 +340,11 @@ class Scheduler:
             return 0
         return sequence.computed // self.block_size - sequence.registered
 
+    def _charge(self, sequences: list[Sequence], tokens: int) -> None:
+        """Charge the tenants of these sequences for `tokens` output tokens of each."""
+        for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
+            self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens * count)
+
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
@@ -327,8 +362,8 @@ class Scheduler:
             self._batch.popleft()
         return self._batch[0] if self._batch else None
 
-    def _admit(self, sequence: Sequence, left: int, plan: SchedulerOutput, now: float) -> int:
-        """Start a waiting sequence if rows, blocks and budget allow. Returns its tokens in this step, else 0."""
+    def _admit(self, sequence: Sequence, left: PromptRoom, plan: SchedulerOutput, now: float) -> int:
+        """Start a waiting sequence if rows, blocks and `left` allow. Returns its tokens in this step, else 0."""
         growth = len(self.running)
         if growth >= self.max_running or self.pool.available <= growth:
             return 0
@@ -340,7 +375,8 @@ class Scheduler:
         need = self._blocks(sequence.total) - len(hits)
         computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
-        if missing > left and not self.chunked:
+        take = min(missing, left.chunk(computed), room)
+        if take == 0 or (missing > left.tokens and not self.chunked):
             return 0
         # One block per running sequence stays reserved for growth, so that an admission does not cause a preemption.
         if need + self.pool.idle(hits) + growth > self.pool.available:
@@ -361,7 +397,7 @@ class Scheduler:
             sequence.first_start = now
         sequence.level = level(sequence, now)
         self._start(sequence, computed)
-        return min(missing, left, room)
+        return take
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size

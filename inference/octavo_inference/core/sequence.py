@@ -58,6 +58,7 @@ class Sequence:
         "no_cache",
         "penalised",
         "pending",
+        "plain",
         "policy",
         "pooling",
         "prompt_len",
@@ -159,6 +160,8 @@ class Sequence:
         )
         self.rules = rules
         self.logprobs = sampling.reports_logprobs
+        # The engine has nothing to do between two of its tokens.
+        self.plain = not (guided or self.logprobs)
         self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
         # Prompt log-probabilities: only the first of the siblings computes the prompt.
         wanted = sampling.prompt_logprobs if index == 0 else None

@@ -42,6 +42,7 @@ class TensorParallel:
         self.vocab_size = own.vocab_size
         self.hidden_size = own.hidden_size
         self.steps_ahead = own.steps_ahead
+        self.decode_runs = own.decode_runs
         self.max_prompt_scores = own.max_prompt_scores
         self._own = own
         self._ranks = ranks

@@ -18,9 +18,9 @@ from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
+from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import ForeignModel, LoadedModel
 from octavo_inference.models.shard import shard
-from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +43,7 @@ def build_cuda(
             "device",
         )
     _refuse_settings_of_cpus(settings)
-    if settings.quantization == "fp8" and not _has_floats(model.weights):
-        raise SettingsError(
-            "quantization fp8 has no effect: the checkpoint is already quantised; leave it at auto",
-            "quantization",
-        )
+    require_floats(model.weights, settings.quantization)
     interpreted = device.name == INTERPRETER
     if settings.cuda_graphs and interpreted:
         raise SettingsError(
@@ -118,11 +114,5 @@ def _refuse_settings_of_cpus(settings: EngineSettings) -> None:
         value = getattr(settings, field)
         if value is not None:
             raise SettingsError(f"{field} {value} is for CPUs; on a GPU leave it out", field)
-
-
-def _has_floats(weights: Weights) -> bool:
-    return any(
-        matrix.format in {"f32", "bf16", "f16"}
-        for layer in weights.layers
-        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-    )
+    if settings.quantization == "int8":
+        raise SettingsError("quantization int8 is for CPUs; on a GPU set fp8, or leave it at auto", "quantization")

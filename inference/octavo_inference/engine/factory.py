@@ -12,12 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.common.memory_advice import release
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
-from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings
+from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine
@@ -25,6 +25,7 @@ from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
+from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.shard import require_shards
@@ -146,10 +147,14 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
             log.warning("computing on the CPU although a GPU is present: %s", error)
         else:
             return build_cuda(settings, model, device)
-    for field in ("quantization", "kv_dtype"):
-        value = getattr(settings, field)
-        if value != "auto":
-            raise SettingsError(f"{field} {value} needs a GPU (device cuda); without one leave it at auto", field)
+    if settings.kv_dtype != "auto":
+        raise SettingsError(
+            f"kv_dtype {settings.kv_dtype} needs a GPU (device cuda); without one leave it at auto", "kv_dtype"
+        )
+    if settings.quantization == "fp8":
+        raise SettingsError(
+            "quantization fp8 needs a GPU (device cuda); without one set int8, or leave it at auto", "quantization"
+        )
     if settings.tensor_parallel_size > 1:
         raise SettingsError(
             f"tensor_parallel_size {settings.tensor_parallel_size} needs as many GPUs (device cuda): the cores of a "
@@ -187,10 +192,14 @@ def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, e
 
 def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     name = _choose_backend(settings.backend)
+    if settings.quantization != "auto":
+        if name == "reference":
+            raise SettingsError("the reference backend computes in float32 only: leave it at auto", "quantization")
+        require_floats(model.weights, settings.quantization)
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
     free = available_memory()
-    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype), free)
+    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype, settings.quantization), free)
     sizes = _fit(settings, model.config, element_bytes, default_block, free)
     # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
@@ -199,7 +208,9 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     process = resident_memory(os.getpid())
     if name == "reference":  # allocates as it runs: nothing to plan
         return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)
-    backend = _create_cpu(dtype, threads, model, sizes)
+    if threads > 1 and (nodes := numa_nodes()) > 1:
+        log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
+    backend = _create_cpu(dtype, settings.quantization, threads, model, sizes)
     return Built(backend, model.config, sizes, name, dtype, threads, _plan(backend, sizes, process, free))
 
 
@@ -220,6 +231,12 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
     """Build the backend of a model that only transformers supports. A probe of its attention sizes the KV."""
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
+    if settings.quantization != "auto":
+        raise SettingsError(
+            f"quantization {settings.quantization} is not supported by transformers, which computes this model: leave "
+            "it at auto",
+            "quantization",
+        )
     require_transformers(model)
     dtype = _choose_foreign_dtype() if settings.dtype == "auto" else settings.dtype
     element_bytes = 2 if dtype == "bfloat16" else 4
@@ -302,11 +319,11 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
     return cpu.kv_element_bytes(dtype), cpu.DEFAULT_BLOCK_SIZE
 
 
-def _weight_bytes(weights: Weights, backend: str, dtype: Dtype) -> int:
+def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Quantization = "auto") -> int:
     """Bytes of weights that a backend holds in addition to the mapped files."""
-    from octavo_inference.backends.cpu.native.packing import WEIGHT_FORMATS, packed_bytes  # noqa: PLC0415 -- loads no kernels
+    from octavo_inference.backends.cpu.native.packing import packed_bytes, weight_format  # noqa: PLC0415 -- loads no kernels
 
-    return packed_bytes(weights, "f32" if backend == "reference" else WEIGHT_FORMATS[dtype])
+    return packed_bytes(weights, "f32" if backend == "reference" else weight_format(dtype, quantization))
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
@@ -324,7 +341,9 @@ def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Ba
     )
 
 
-def _create_cpu(dtype: Dtype, threads: int, model: LoadedModel, sizes: CacheSizes) -> CpuBackend:
+def _create_cpu(
+    dtype: Dtype, quantization: Quantization, threads: int, model: LoadedModel, sizes: CacheSizes
+) -> CpuBackend:
     from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
 
     return CpuBackend.create(
@@ -336,5 +355,6 @@ def _create_cpu(dtype: Dtype, threads: int, model: LoadedModel, sizes: CacheSize
         max_running=sizes.max_running,
         max_model_len=sizes.max_model_len,
         dtype=dtype,
+        quantization=quantization,
         threads=threads,
     )

@@ -1,8 +1,8 @@
 """Messages between the API process and the engine process, in frames (`common.framing`).
 
 The API process sends `Start` once and then lists of `ToEngine` messages. The engine process replies `Ready` and then
-an `EngineStep` per step, or sends `EngineFailure` and exits. It replies `Asleep` to `SleepEngine`, and `Ready` to
-`WakeEngine`, and `StepTimes` to `ReadStepTimes`.
+an `EngineStep` per launch, of one or several steps, or sends `EngineFailure` and exits. It replies `Asleep` to
+`SleepEngine`, and `Ready` to `WakeEngine`, and `StepTimes` to `ReadStepTimes`.
 """
 
 from __future__ import annotations

@@ -94,6 +94,10 @@ class Channel:
                 raise _PeerGoneError
             frames += self._reader.feed(data)
 
+    def fileno(self) -> int:
+        """File descriptor of the socket: readable when a message has arrived, or the peer has closed."""
+        return self._connection.fileno()
+
     def wake(self) -> None:
         """Let `receive` return, from any thread: now, or its next wait."""
         os.eventfd_write(self._woken, 1)
@@ -164,6 +168,7 @@ def _load_and_run_until_sleep(
     engine, info = load(settings)
     if engine.grammar_compiler is not None:
         engine.grammar_compiler.on_ready = channel.wake
+    engine.message_fd = channel.fileno()
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
     return info, _run(EngineLoop(engine), channel, frames)
 

@@ -741,10 +741,14 @@ class Spec(ApiBlock):
             "leave it out, or set engine.kv.memory",
         ),
         Rule(
-            rule="self.resources.gpu.count > 0 || !has(self.engine.quantization) || self.engine.quantization == 'auto'",
-            message="engine.quantization requires a GPU: set resources.gpu.count to 1, or leave quantization out",
-            found="'engine.quantization is ' + self.engine.quantization + ', which requires a GPU: set "
-            "resources.gpu.count to 1, or leave quantization out'",
+            rule="self.resources.gpu.count > 0 || !has(self.engine.quantization) || self.engine.quantization != 'fp8'",
+            message="engine.quantization fp8 requires a GPU: set resources.gpu.count to 1, set int8, or leave "
+            "quantization out",
+        ),
+        Rule(
+            rule="self.resources.gpu.count == 0 || !has(self.engine.quantization) || "
+            "self.engine.quantization != 'int8'",
+            message="engine.quantization int8 requires a CPU: on a GPU set fp8, or leave quantization out",
         ),
         Rule(
             rule=f"{_TENSOR} == 1 || {_COUNT} == {_TENSOR}",

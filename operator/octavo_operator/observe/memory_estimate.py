@@ -59,13 +59,20 @@ def kv_element_bytes(dtype: str) -> int:
     return 4 if dtype == "float32" else 2
 
 
+def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
+    """Bytes of the weights on a CPU, and on a GPU without quantization; None if they are unknown."""
+    if settings.quantization == "fp8":
+        return None
+    return found.weights.get(settings.dtype if settings.quantization == "auto" else settings.quantization)
+
+
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     """The estimate for a replica with this memory limit; None where only the server can tell."""
     settings = spec.engine.settings
     if spec.resources.gpu.count:
         # Weights and KV are on the GPU, whose free memory is known only when the server starts.
         return None
-    weights = found.weights.get(settings.dtype, 0)
+    weights = weight_bytes(settings, found)
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and found.kv_elements_per_token and found.max_length) or given & set(_SIZING):
         return None

@@ -17,7 +17,7 @@ from octavo_operator.api.v1alpha1_status import (
 )
 from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.inspection import Resolved
-from octavo_operator.observe.memory_estimate import Estimate, kv_element_bytes
+from octavo_operator.observe.memory_estimate import Estimate, kv_element_bytes, weight_bytes
 from octavo_operator.observe.messages import short
 from octavo_operator.resources import model_job
 from octavo_operator.resources.common import selector
@@ -154,15 +154,13 @@ def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | Non
     if not isinstance(view.model, Resolved):
         return previous if previous and previous.identity == identity else None
     found, engine = view.model.found, view.owner.spec.engine.settings
-    # An inspection reports sizes for the dtype of the checkpoint or `dtype`: not valid with another quantization.
-    weights = found.weights.get(engine.dtype) if engine.quantization == "auto" else None
     kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv_dtype == "auto" else 0
     return ModelStatus(
         identity=identity,
         resolved_revision=found.revision or None,
         architecture=found.architecture or None,
         parameters=found.parameters or None,
-        weights_bytes=weights,
+        weights_bytes=weight_bytes(engine, found),
         kv_bytes_per_token=kv_bytes or None,
         context_length=found.max_length or None,
     )

@@ -81,7 +81,7 @@ def exact(model: LoadedModel) -> Callable[[list[int]], Float32]:
     return logits
 
 
-def backend(model: LoadedModel, dtype: str) -> CpuBackend:
+def backend(model: LoadedModel, dtype: str, quantization: str = "auto") -> CpuBackend:
     return CpuBackend.create(
         model.config,
         model.weights,
@@ -91,6 +91,7 @@ def backend(model: LoadedModel, dtype: str) -> CpuBackend:
         max_running=512,
         max_model_len=512,
         dtype=dtype,  # type: ignore[arg-type]
+        quantization=quantization,  # type: ignore[arg-type]
     )
 
 
@@ -135,6 +136,25 @@ def test_distributions_stay_near_fp32(
     print(f"{dtype}: mean KL {divergence.mean():.2e}, max {divergence.max():.2e}")
     assert divergence.mean() < bound
     assert (theirs.argmax(-1) == mine.argmax(-1)).mean() > agreeing
+
+
+def test_rounding_floats_to_int8_stays_near_fp32(
+    model: LoadedModel, passage: tuple[list[int], NDArray[np.float64]]
+) -> None:
+    tokens, theirs = passage
+
+    def floats(tensor: Tensor) -> Tensor:
+        return Tensor("f32", tensor.shape, np.ascontiguousarray(dequantize(tensor), np.float32))
+
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    layers = tuple(replace(la, **{n: floats(getattr(la, n)) for n in names}) for la in model.weights.layers)
+    weights = replace(model.weights, layers=layers, lm_head=floats(model.weights.lm_head))
+    rounded = backend(replace(model, weights=weights), "auto", "int8")
+    mine = log_softmax(rounded.logits(one_sequence(tokens, 0, np.arange(len(tokens), dtype=np.int32))))
+    divergence = (np.exp(theirs) * (theirs - mine)).sum(-1)
+    print(f"int8: mean KL {divergence.mean():.2e}, max {divergence.max():.2e}")
+    assert divergence.mean() < 1e-2
+    assert (theirs.argmax(-1) == mine.argmax(-1)).mean() > 0.93
 
 
 def test_greedy_tokens_are_those_of_fp32(model: LoadedModel, exact: Callable[[list[int]], Float32]) -> None:

@@ -1,4 +1,4 @@
-"""The layouts and tiles of AVX-512, compiled for whatever machine this is: only the last instruction differs."""
+"""Layouts and tiles of AVX-512 and AMX, compiled for whatever machine this is: only the last instruction differs."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from octavo_inference.backends.cpu.native import build
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("dots", [("BF16", "BYTE"), ("BF16",)], ids=" and ".join)
-def test_wide_layouts_give_the_same_results(dots: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("emulated", [("BF16_DOT", "BYTE_DOT"), ("BF16_DOT", "TILES")], ids=" and ".join)
+def test_wide_layouts_give_the_same_results(emulated: tuple[str, ...]) -> None:
     native = ("-mavx2", "-mfma") if platform.machine() == "x86_64" else ()
     try:
         wide = build.compile_object(
             "octavo_wide.so",
-            (*native, "-O1", "-DOCTAVO_VECTOR_FLOATS=16", *(f"-DOCTAVO_EMULATE_{dot}_DOT" for dot in dots)),
+            (*native, "-O1", "-DOCTAVO_VECTOR_FLOATS=16", *(f"-DOCTAVO_EMULATE_{name}" for name in emulated)),
         )
     except build.CompilerMissingError as error:
         pytest.skip(str(error))

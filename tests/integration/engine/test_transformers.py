@@ -106,7 +106,7 @@ def test_greedy_tokens_are_those_of_transformers(oracle: Any, backend: Any, marg
     if backend == "cpu":
         require_native()
     if margin is None:
-        margin = BFLOAT16_ACTIVATIONS if library.load().variant == "avx512bf16" else EXACT_ACTIVATIONS
+        margin = BFLOAT16_ACTIVATIONS if library.load().info.activation_bytes == 2 else EXACT_ACTIVATIONS
     # Not the file's own four bits: their activations are rounded to bytes, which test_cpu_quality.py bounds.
     dtype = "bfloat16" if backend == "cpu" else "auto"
     llm = LLM("smollm2", backend=backend, dtype=dtype, max_model_len=128, kv_memory="256Mi", max_running_requests=32)

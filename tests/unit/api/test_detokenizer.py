@@ -102,6 +102,30 @@ def test_tokens_after_a_stop_string_do_not_count(tokenizer):
     assert (len(delta.tokens), len(delta.logprobs)) == (2, 2)
 
 
+@given(
+    st.text(st.sampled_from("ab <|é猫"), min_size=1, max_size=30),
+    st.lists(st.text(st.sampled_from("ab <|"), min_size=1, max_size=4), max_size=3),
+    st.sampled_from(["stop", "length"]),
+    st.lists(st.integers(1, 8), min_size=30, max_size=30),
+)
+@settings(max_examples=scaled(80), deadline=None)
+def test_an_answer_is_the_same_in_outputs_of_any_number_of_tokens(tokenizer, text, stop, reason, counts):
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+
+    def answer(sizes):
+        """Text, tokens and end of an answer that arrives in outputs of these sizes."""
+        sequence, shown, used, at = Detokenizer(tokenizer, [], stop=stop), "", [], 0
+        for size in sizes:
+            end = min(at + size, len(tokens))
+            delta = sequence.push(output(tokens[at:end], finish_reason=reason if end == len(tokens) else None))
+            shown, used, at = shown + delta.text, used + delta.tokens, end
+            if delta.finish_reason is not None:
+                return shown, used, delta.finish_reason, delta.stop_reason
+        raise AssertionError("no end")
+
+    assert answer([*counts, len(tokens)]) == answer([1] * len(tokens))
+
+
 def test_stop_strings_wait_for_min_tokens(tokenizer):
     tokens = tokenizer.encode("a b a b a b", add_special_tokens=False).ids
     sequence = Detokenizer(tokenizer, [], stop=["b"], min_tokens=4)

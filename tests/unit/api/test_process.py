@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -100,6 +102,15 @@ async def test_a_conversation(fake_engine):
     assert {(o.id, o.index) for o in found} == {("a", 0), ("a", 1)}
     assert [o.finish_reason for o in found if o.finish_reason] == ["stop", "stop"]
     assert child.status == 0, "our end closing ends the engine"
+
+
+async def test_during_a_run_of_steps_the_engine_watches_its_socket(fake_engine):
+    child = Child(lambda _: (fake_engine, INFO))
+    client = ProcessClient(child, stall_seconds=30)
+    await client.start()
+    assert stat.S_ISSOCK(os.fstat(fake_engine.message_fd).st_mode)
+    await client.close()
+    child.thread.join(5)
 
 
 async def test_idle_the_engine_waits_in_recv(fake_engine):

@@ -409,6 +409,20 @@ def test_packing_takes_what_was_foreseen(kernels: Kernels, rng: np.random.Genera
         backend = create(TINY, weights, kernels, dtype=dtype)
         # Each matrix is padded to whole panels; here that is 7 rows of 301 and 0 to 31 of the others.
         assert packed_bytes(weights, format_) <= backend._packed.size <= packed_bytes(weights, format_) * 1.2
+    rounded = create(TINY, weights, kernels, dtype="auto", quantization="int8")
+    assert packed_bytes(weights, "int8") <= rounded._packed.size <= packed_bytes(weights, "int8") * 1.2
+    assert rounded._packed.size < backend._packed.size / 2  # of float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "field"), [("auto", "fp8", "quantization"), ("float32", "int8", "dtype")]
+)
+def test_a_quantization_without_kernels_is_refused(
+    kernels: Kernels, rng: np.random.Generator, dtype: str, quantization: str, field: str
+) -> None:
+    with pytest.raises(SettingsError, match=r"auto$") as refused:
+        create(TINY, random_weights(TINY, rng), kernels, dtype=dtype, quantization=quantization)
+    assert refused.value.field == field
 
 
 def test_sizes_the_kernels_cannot_run_are_refused(kernels: Kernels, rng: np.random.Generator) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo_inference.common.memory_advice import HUGE_PAGE, allocate, release
+from octavo_inference.common.memory_advice import HUGE_PAGE, Arena, allocate, release
 
 
 @pytest.mark.parametrize("size", [1, 1000, HUGE_PAGE - 1, HUGE_PAGE, 3 * HUGE_PAGE + 17])
@@ -18,6 +18,19 @@ def test_memory_is_zero_writable_and_aligned(size: int) -> None:
     assert not memory.any()
     assert memory.ctypes.data % (HUGE_PAGE if size >= HUGE_PAGE else 64) == 0
     memory[:] = 255
+
+
+def test_arrays_of_an_arena_share_pages_and_no_byte() -> None:
+    arena = Arena()
+    sizes = [1, 64, 100_000, 0, HUGE_PAGE + 5, 3, 40 * HUGE_PAGE, 7]
+    arrays = [arena.allocate(size) for size in sizes]
+    for number, array in enumerate(arrays):
+        assert not array.any()
+        assert array.ctypes.data % 64 == 0
+        array[:] = number + 1
+    assert [array.nbytes for array in arrays] == sizes
+    assert all((array == number + 1).all() for number, array in enumerate(arrays))
+    assert arrays[4].ctypes.data - arrays[0].ctypes.data < HUGE_PAGE
 
 
 def resident(address: int) -> int:

@@ -29,7 +29,7 @@ BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...], abi.PackedFormat]] = 
 
 
 # Int8Block of int8.h.
-BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("half_sum", "f4", 2), ("sum", "f4")])
+BLOCK = np.dtype([("q", "i1", 32), ("scale", "f4"), ("sum", "f4"), ("offset", "i4", 2)])
 
 
 @pytest.fixture
@@ -79,8 +79,18 @@ def test_activations_are_rounded_to_127ths_of_the_largest(
     np.testing.assert_allclose(blocks["scale"], np.abs(exact).max(-1) / 127, rtol=1e-6)
     assert (np.abs(values(blocks).reshape(exact.shape) - exact) <= blocks["scale"][..., None] * 0.5001).all()
     halves = blocks["q"].reshape(7, 3, 2, 16).sum(-1, dtype=np.int64)
-    np.testing.assert_allclose(blocks["half_sum"], halves * blocks["scale"][..., None], rtol=1e-6)
+    np.testing.assert_array_equal(blocks["offset"], -32 * halves)
     np.testing.assert_allclose(blocks["sum"], halves.sum(-1) * blocks["scale"], rtol=1e-5, atol=scale * 1e-5)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_sums_of_the_largest_elements_are_exact(kernels: Kernels, sign: int) -> None:
+    a = np.ones((4, 64), np.float32) * sign
+    a[1:, 16:32] *= -1
+    a[2:, :16] = 0
+    blocks = round_rows(kernels, a)
+    expected = -32 * blocks["q"].reshape(4, 2, 2, 16).sum(-1, dtype=np.int64)
+    np.testing.assert_array_equal(blocks["offset"], expected)
 
 
 def test_activations_too_small_for_an_inverse_are_zero(kernels: Kernels) -> None:
@@ -120,7 +130,7 @@ def test_a_product_is_that_of_the_rounded_activations(
     assert packed.quantized
     assert packed.size == matrix.rows * 512 * BITS[BLOCKS[format_][3]] / 8
     exact_weights = dequantize(tensor).astype(np.float64)
-    for rows in [*range(1, 14), 61, 130]:
+    for rows in [*range(1, 41), 61, 130]:
         a = rng.standard_normal((rows, 512), np.float32)
         a[:, 32:64] = 0  # a block without a largest element
         blocks = round_rows(kernels, a)
@@ -173,6 +183,37 @@ def test_a_matrix_fused_of_several_formats_keeps_them_when_it_can(
     assert packed_format((q, stored(np.zeros((4, 256), np.float32))), "auto") == "bf16"
     assert packed_format((q, v), "bf16") == "bf16"
     assert packed_format((q, q), "f32") == "f32"
+
+
+@pytest.mark.parametrize("format_", ["f32", "bf16"])
+def test_floats_are_rounded_to_127ths_of_the_largest_of_32(
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator, format_: str
+) -> None:
+    weights = rng.standard_normal((72, 256), np.float32) * np.float32(0.02)
+    weights[3, :64] = 0
+    weights[5, 32] = 20
+    tensor = stored(weights, format_)
+    matrix = Packer(kernels, team, "int8", packed).matrix((tensor,))
+    assert matrix.format == abi.PACKED["int8"]
+    weights = dequantize(tensor)
+    groups = weights.reshape(72, 8, 32)
+    rounding = np.broadcast_to(np.abs(groups).max(-1, keepdims=True) / 254, groups.shape).reshape(weights.shape)
+    for rows in (1, 7, 40):
+        blocks = round_rows(kernels, rng.standard_normal((rows, 256), np.float32))
+        out = product(kernels, team, matrix, blocks)
+        # Of the scale, fp16 keeps 11 bits.
+        slack = np.abs(values(blocks)) @ (rounding * 1.01 + np.abs(weights) * 2.0**-10).T
+        assert (np.abs(out[:, :72] - values(blocks) @ weights.T.astype(np.float64)) <= slack + 1e-4).all()
+
+
+def test_int8_keeps_what_it_cannot_round(rng: np.random.Generator) -> None:
+    floats, q4, q6 = stored(np.zeros((4, 256), np.float32)), *(random_blocks(rng, f, 4, 256) for f in ("q4_0", "q6_k"))
+    assert packed_format((floats,), "int8") == "int8"
+    assert packed_format((q4,), "int8") == "int4"
+    assert packed_format((q4, q6), "int8") == "int6"
+    assert packed_format((floats, random_blocks(rng, "q8_0", 4, 256)), "int8") == "int8"
+    assert packed_format((floats, q4), "int8") == "bf16"
+    assert packed_format((stored(np.zeros((4, 48), np.float32)),), "int8") == "bf16"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -83,6 +83,7 @@ class EchoBackend:
     vocab_size = VOCAB
     hidden_size = 2
     steps_ahead = 0
+    decode_runs = False
     max_prompt_scores: int | None = None
 
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:

@@ -166,3 +166,18 @@ def test_a_profile_sets_what_is_not_given(wishes: dict[str, Any], rows: int, tok
 )
 def test_the_host_keeps_blocks_only_with_swap(wishes: dict[str, Any], blocks: int) -> None:
     assert sizes(**wishes).host_blocks == blocks
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"quantization": "fp8"}, r"fp8 needs a GPU.*set int8"),
+        ({"quantization": "int8"}, r"int8 has no effect: the checkpoint is already quantised"),
+        ({"quantization": "int8", "backend": "reference"}, r"the reference backend computes in float32 only"),
+    ],
+)
+def test_a_quantization_without_use_is_refused(wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        factory.load_engine(EngineSettings(model="smollm2", **wishes))
+    assert refused.value.field == "quantization"

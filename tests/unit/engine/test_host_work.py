@@ -23,6 +23,13 @@ def test_a_device_that_is_waited_for_is_idle_while_the_host_works() -> None:
     assert alone["step_ms"] > 2
 
 
+def test_a_launch_of_several_steps_counts_for_each() -> None:
+    found = measure(3, 20, 0.0, 32, overlap=False, runs=True)
+    assert found["launches"] == "runs"
+    # A run is sent once; on a busy machine, steps may take too long for runs.
+    assert (6 * 3 + 1) / 8 < found["integers_per_step"] <= 6 * 3 + 2
+
+
 @pytest.mark.parametrize("device", [DEVICES[1], DEVICES[4]], ids=lambda device: device.name)
 def test_prompts_next_to_answers_take_few_steps_on_a_device_with_a_fixed_cost(device: PodProfile) -> None:
     found = measure_prompts(device, 8, 600, 3)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterable
 from statistics import median
 
 import pytest
@@ -13,7 +15,7 @@ from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import StepResult
-from octavo_inference.core.prefill_budget import PrefillBudget, chunk_limit
+from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom, pairs, prompt_seconds
 from octavo_inference.core.request import Request, SamplingParams
 
 from .echo import CONFIG, EchoBackend
@@ -111,22 +113,21 @@ def test_nobody_running_means_no_limit() -> None:
     pace = PrefillBudget(1.5)
     pace.observe(0.5, 0, 100)
     pace.observe(0.02, 16, 0)
-    assert pace.limit(0, 5) is None
+    assert pace.room(BUDGET, 0, 5).chunk(0) == BUDGET
 
 
 def test_nothing_measured_means_no_limit() -> None:
-    assert PrefillBudget(1.5).limit(16, 1) is None
+    assert PrefillBudget(1.5).room(BUDGET, 16, 1).chunk(0) == BUDGET
 
 
 def test_one_hiccup_of_the_machine_does_not_stop_a_prompt() -> None:
     pace = PrefillBudget(2.0)
     pace.observe(0.1, 0, 100)
     pace.observe(0.02, 16, 0)
-    before = pace.limit(16, 1)
+    before = pace.room(BUDGET, 16, 1).chunk(0)
     pace.observe(30.0, 16, 20)
-    after = pace.limit(16, 1)
+    after = pace.room(BUDGET, 16, 1).chunk(0)
     assert before == 20
-    assert after is not None
     assert after >= 16
 
 
@@ -134,20 +135,28 @@ def test_a_step_too_short_for_the_clock_is_not_measured() -> None:
     pace = PrefillBudget(1.5)
     pace.observe(0.0, 0, 100)
     pace.observe(0.0, 16, 0)
-    assert pace.limit(16, 1) is None
+    assert pace.room(BUDGET, 16, 1).chunk(0) == BUDGET
 
 
-def steady(pace: PrefillBudget, extra: Callable[[int], float], quiet: float = 0.01, steps: int = 100) -> int:
-    """The limit after so many steps with as many prompt tokens as allowed next to 16 answers."""
-    pace.observe(quiet + extra(100), 0, 100)
-    pace.observe(quiet, 16, 0)
-    for _ in range(steps):
-        chunk = pace.limit(16, 1)
-        assert chunk is not None
-        pace.observe(quiet + extra(chunk), 16, chunk)
-    found = pace.limit(16, 1)
-    assert found is not None
-    return found
+def steady(
+    pace: PrefillBudget,
+    extra: Callable[[int], float],
+    quiet: float = 0.01,
+    steps: int = 100,
+    per_pair: float = 0.0,
+    contexts: Iterable[int] = itertools.repeat(0),
+) -> int:
+    """The usual limit after so many steps with as many prompt tokens as allowed next to 16 answers."""
+    if not pace.room(BUDGET, 16, 1).seconds < math.inf:
+        pace.observe(quiet, 16, 0)
+        pace.observe(quiet + extra(100), 16, 100)
+    chunks = []
+    for context, _ in zip(contexts, range(steps), strict=False):
+        chunk = pace.room(BUDGET, 16, 1).chunk(context)
+        earlier = pairs(chunk, context)
+        pace.observe(quiet + (extra(chunk) if chunk else 0.0) + per_pair * earlier, 16, chunk, earlier)
+        chunks.append(chunk)
+    return int(median(chunks[-20:]))
 
 
 def test_without_a_fixed_cost_a_step_takes_what_is_allowed() -> None:
@@ -178,25 +187,81 @@ def test_a_slow_first_prompt_is_forgotten() -> None:
 def test_a_machine_of_half_the_speed_gets_the_same_chunks() -> None:
     pace = PrefillBudget(1.5)
     before = steady(pace, lambda tokens: 1e-4 * tokens)
-    for _ in range(100):
+    for _ in range(20):
         pace.observe(0.02, 16, 0)
-        pace.observe(0.02 + 2e-4 * before, 16, before)
-    assert pace.limit(16, 1) == pytest.approx(before, rel=0.1)
+    assert steady(pace, lambda tokens: 2e-4 * tokens, quiet=0.02) == pytest.approx(before, rel=0.1)
 
 
-@example(quiet=1.0, fixed=0.0, per_token=5e-324, slowdown=1.5, answers=1, entering=1)
+def test_one_step_of_17_measures_the_decodes_even_if_it_is_too_short_for_the_clock() -> None:
+    pace = PrefillBudget(1.5)
+    steady(pace, lambda tokens: 1e-4 * tokens)
+    pace.observe(0.0, 16, 0)
+    found = []
+    for _ in range(34):
+        found.append(pace.room(BUDGET, 16, 1).chunk(0))
+        pace.observe(0.01 + 1e-4 * found[-1] if found[-1] else 0.0, 16, found[-1])
+    assert [number for number, chunk in enumerate(found) if chunk == 0] == [16, 33]
+
+
+def test_decodes_that_slow_down_during_a_prompt_are_measured() -> None:
+    """Their contexts grow with each step, and one step in 17 measures them. The average lags behind them a little."""
+    pace = PrefillBudget(1.5)
+    quiet = 0.01
+    steady(pace, lambda tokens: 1e-4 * tokens, quiet)
+    for _ in range(500):
+        quiet += 2e-5
+        chunk = pace.room(BUDGET, 16, 1).chunk(0)
+        pace.observe(quiet + 1e-4 * chunk, 16, chunk, pairs(chunk, 0))
+    assert steady(pace, lambda tokens: 1e-4 * tokens, quiet, 20) == pytest.approx(0.5 * quiet / 1e-4, rel=0.2)
+
+
+def test_a_chunk_deep_in_a_prompt_has_fewer_tokens() -> None:
+    """Attention reads all tokens before. At 5,000 of them, a token takes six times as long as the first one."""
+    pace = PrefillBudget(1.5)
+    prompt = range(0, 6000, 30)
+    steady(pace, lambda tokens: 1e-4 * tokens, per_pair=1e-7, steps=len(prompt), contexts=prompt)
+    room = pace.room(BUDGET, 16, 1)
+    assert room.chunk(5000) == pytest.approx(0.005 / 6e-4, abs=1.5)
+    # The next prompt begins with chunks within the allowed time, though the last steps were all deep in this one.
+    assert 10 <= room.chunk(0) <= 50
+
+
+@example(quiet=1.0, fixed=0.0, slowdown=1.5, answers=1, entering=1)
 @given(
     quiet=st.floats(1e-4, 10),
     fixed=st.floats(0, 10),
-    per_token=st.floats(1e-6, 1),
     slowdown=st.floats(1.01, 100),
     answers=st.integers(1, 256),
     entering=st.integers(0, 256),
 )
-def test_a_prompt_always_gets_on_and_more_of_them_get_more(
-    quiet: float, fixed: float, per_token: float, slowdown: float, answers: int, entering: int
+def test_more_prompts_get_more_time_and_at_least_their_fixed_time(
+    quiet: float, fixed: float, slowdown: float, answers: int, entering: int
 ) -> None:
-    limit: Callable[[int, int], float] = lambda a, e: chunk_limit(quiet, fixed, per_token, slowdown, a, e)  # noqa: E731
-    assert limit(answers, entering) >= max(8, fixed / per_token)
-    assert limit(answers, entering + 1) >= limit(answers, entering)
-    assert limit(answers + 1, entering) <= limit(answers, entering)
+    seconds: Callable[[int, int], float] = lambda a, e: prompt_seconds(quiet, fixed, slowdown, a, e)  # noqa: E731
+    assert seconds(answers, entering) >= fixed
+    assert seconds(answers, entering + 1) >= seconds(answers, entering)
+    assert seconds(answers + 1, entering) <= seconds(answers, entering)
+
+
+@example(tokens=8, seconds=1.0, per_token=5e-324, per_pair=0.0, contexts=[0])
+@given(
+    tokens=st.integers(1, 10_000),
+    seconds=st.floats(0, 10),
+    per_token=st.floats(0, 1),
+    per_pair=st.floats(0, 1e-3),
+    contexts=st.lists(st.integers(0, 100_000), min_size=1, max_size=5),
+)
+def test_chunks_use_the_time_and_a_prompt_always_gets_on(
+    tokens: int, seconds: float, per_token: float, per_pair: float, contexts: list[int]
+) -> None:
+    room = PromptRoom(tokens, seconds, per_token, per_pair)
+    took = 0.0
+    cost: Callable[[int, int], float] = lambda n, c: per_token * n + per_pair * (pairs(n, c) + n / 2)  # noqa: E731
+    for number, context in enumerate(contexts):
+        chunk, left = room.chunk(context), seconds - took
+        assert 0 <= chunk <= room.tokens
+        assert chunk >= 1 or number or not room.tokens
+        assert chunk <= 1 or cost(chunk, context) <= left * (1 + 1e-9) + 1e-9
+        assert chunk == room.tokens or cost(chunk + 1, context) >= left * (1 - 1e-9) - 1e-9
+        room.take(chunk, context)
+        took += per_token * chunk + per_pair * pairs(chunk, context)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolbox import build, deps, ready
+from toolbox import arm, build, deps, ready
 from toolbox.catalog import CONTROL_PLANE, NODE, PROGRAMS, cost
 from toolbox.errors import ToolError
 from toolbox.images import ImageSpec
@@ -131,6 +131,14 @@ def test_a_missing_prerequisite_is_named_with_its_package() -> None:
     need = deps.Need("/nonexistent/bridge", "containernetworking-plugins", "pod networks")
     with pytest.raises(ToolError, match=r"pod networks[^$]*apt-get install --yes containernetworking-plugins"):
         deps.require([need, deps.Need("sh", "dash", "shell")])
+
+
+def test_requirements_are_the_entries_of_the_lock_with_their_hashes() -> None:
+    entry = "numpy==2 ; python_full_version < '3.12' \\\n    --hash=sha256:a"
+    lock = f"# locked\n{entry}\nnumpy-x==1 \\\n    --hash=sha256:b\n"
+    assert arm.requirements(lock, ["numpy"]) == entry
+    with pytest.raises(ToolError, match="the lock has no absent"):
+        arm.requirements(lock, ["numpy", "absent"])
 
 
 def test_an_image_archive_holds_its_files_and_is_the_same_every_time(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_weights_take_what_the_engine_says(dtype: Dtype, kind: str, folder: Path
     packed = factory._weight_bytes(model.weights, "cpu", dtype)
     report = inspect(path)
     assert report.weights[dtype] == packed + model.weights.embedding.data.nbytes
+    rounded = factory._weight_bytes(model.weights, "cpu", "auto", "int8")
+    assert report.weights["int8"] == rounded + model.weights.embedding.data.nbytes
     assert isinstance(model.text.config, ModelConfig)
     assert report.kv_elements_per_token == model.config.kv_bytes_per_token(1)
     assert report.max_length == model.config.max_positions

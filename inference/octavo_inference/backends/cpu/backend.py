@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
-from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, WEIGHT_FORMATS, Packed, address, pack
+from octavo_inference.backends.cpu.native.packing import ELEMENT_BYTES, Packed, address, pack, weight_format
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
-from octavo_inference.config.engine import Dtype
+from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
-from octavo_inference.core.model_input import Float32, RowStep, ScoredTokens, StepResult
+from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
@@ -67,6 +67,7 @@ class CpuBackend:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.hidden_size, self.steps_ahead = config.hidden, 0
+        self.decode_runs = True
         self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
         self._kernels, self._packed, self._team = kernels, packed, team
@@ -156,6 +157,7 @@ class CpuBackend:
         max_running: int,
         max_model_len: int,
         dtype: Dtype = "auto",
+        quantization: Quantization = "auto",
         threads: int | None = None,
         kernels: Kernels | None = None,
     ) -> CpuBackend:
@@ -168,9 +170,10 @@ class CpuBackend:
         """
         _check(config, block_size)
         kernels, format_ = kernels or load(), _float_format(dtype)
+        wanted = weight_format(dtype, quantization)
         count = threads or usable_cores()
         team = kernels.library.octavo_team_create(count)
-        packed = pack(kernels, team, config, weights, WEIGHT_FORMATS[dtype])
+        packed = pack(kernels, team, config, weights, wanted)
         return cls(
             kernels,
             config,
@@ -188,6 +191,8 @@ class CpuBackend:
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
         batch = gather(step)
+        if step.run is not None:
+            return CompletedStep(self._decode(batch, step.run))
         if not step.guided:
             return CompletedStep(self.step(batch))
         sampling = native_sampling(batch.sample, self.vocab_size)
@@ -207,6 +212,27 @@ class CpuBackend:
         sampling = native_sampling(batch.sample, self.vocab_size)
         self._run(batch, sampling.structure, choose=True)
         return self._result(batch, sampling)
+
+    def _decode(self, batch: Batch, run: DecodeRun) -> StepResult:
+        """Run several decode steps."""
+        sampling = native_sampling(batch.sample, self.vocab_size, run.steps)
+        native = abi.DecodeRunArgs(
+            seconds=run.seconds,
+            end_ids=address(run.end_ids),
+            end_start=address(run.end_start),
+            steps=run.steps,
+            message_fd=run.message_fd,
+        )
+        done = self._kernels.library.octavo_decode(
+            self._team,
+            byref(self._model),
+            byref(_batch_args(batch)),
+            byref(sampling.structure),
+            byref(native),
+            byref(self.profile),
+        )
+        result = sampling.result()
+        return replace(result, tokens=result.tokens[:done])
 
     def _choose(self, batch: Batch, sampling: NativeSampling) -> StepResult:
         """Sample from the logits of the last step."""
@@ -255,26 +281,29 @@ class CpuBackend:
         return joined(parts)
 
     def _run(self, batch: Batch, sampling: abi.SamplingArgs, *, choose: bool) -> None:
-        native = abi.BatchArgs(
-            tokens=address(batch.tokens),
-            positions=address(batch.positions),
-            slots=address(batch.slots),
-            query_start=address(batch.query_start),
-            seq_len=address(batch.seq_len),
-            block_table=address(batch.block_table),
-            num_tokens=len(batch.tokens),
-            num_seqs=len(batch.seq_len),
-            table_width=batch.block_table.shape[1],
-        )
         self._kernels.library.octavo_step(
             self._team,
             byref(self._model),
-            byref(native),
+            byref(_batch_args(batch)),
             byref(sampling),
             byref(_pooling(batch)),
             int(choose),
             byref(self.profile),
         )
+
+
+def _batch_args(batch: Batch) -> abi.BatchArgs:
+    return abi.BatchArgs(
+        tokens=address(batch.tokens),
+        positions=address(batch.positions),
+        slots=address(batch.slots),
+        query_start=address(batch.query_start),
+        seq_len=address(batch.seq_len),
+        block_table=address(batch.block_table),
+        num_tokens=len(batch.tokens),
+        num_seqs=len(batch.seq_len),
+        table_width=batch.block_table.shape[1],
+    )
 
 
 def _pooling(batch: Batch) -> abi.PoolingArgs:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo_inference.backends.cpu.native.packing import BITS, WEIGHT_FORMATS, packed_format
+from octavo_inference.backends.cpu.native.packing import BITS, WeightFormat, packed_format, weight_format
 from octavo_inference.checkpoints.from_gguf import FORMATS
 from octavo_inference.checkpoints.from_hf import language_prefix
 from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
@@ -26,6 +26,7 @@ from octavo_inference.models.weights import Tensor
 # Matrices of a layer that the kernels multiply as one.
 _FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
+_FORMATS: dict[str, WeightFormat] = {dtype: weight_format(dtype) for dtype in _DTYPES} | {"int8": "int8"}
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
 _PANEL = 32  # the widest of all variants
 _NOTHING = np.empty(0, np.uint8)
@@ -33,9 +34,9 @@ _NOTHING = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Sizes in bytes. `weights` by dtype, with the embedding; `token` and `row` are working memory for one of each.
+    """Sizes in bytes. `weights` by dtype or quantization, with the embedding.
 
-    A thread needs as much as a row.
+    `token` and `row` are working memory for one of each. A thread needs as much as a row.
     """
 
     parameters: int
@@ -91,16 +92,12 @@ def _stored(embedding: RawTensor) -> int:
 def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
     matrices = [group for group in groups if group]
     return {
-        dtype: embedding
+        name: embedding
         + int(
-            sum(
-                math.prod(tensor.shape) * BITS[packed_format(group, WEIGHT_FORMATS[dtype])]
-                for group in matrices
-                for tensor in group
-            )
+            sum(math.prod(tensor.shape) * BITS[packed_format(group, format_)] for group in matrices for tensor in group)
             / 8
         )
-        for dtype in _DTYPES
+        for name, format_ in _FORMATS.items()
     }
 
 

@@ -118,6 +118,7 @@ class CudaBackend:
         self.vocab_size = decoder.config.vocab
         self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
+        self.decode_runs = False
         self.max_prompt_scores: int | None = None
         self._device = device.torch
         self._failpoints = failpoints
@@ -316,7 +317,7 @@ class CudaBackend:
         self._decoder.group.all_reduce(votes)
         return int(votes.item()) == self._decoder.group.size
 
-    def _capture_failed(self, error: RuntimeError) -> None:
+    def _capture_failed(self, error: Exception) -> None:
         """Continue without the graph.
 
         Raises when the device is lost, or when other ranks wait in a step that this one has left.

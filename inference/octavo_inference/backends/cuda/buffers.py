@@ -180,9 +180,9 @@ class InputPlaces:
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, three `bounds`; parts."""
+    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, two `bounds`; parts."""
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
-    starts = itertools.accumulate([one, more, one, aligned(3), one, one, one, one, one], initial=0)
+    starts = itertools.accumulate([one, more, one, aligned(2), one, one, one, one, one], initial=0)
     row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts = starts
     end = parts + PART_FIELDS * most_parts(limits.rows, shares=limits.shares(1), longest=limits.positions)
     return InputPlaces(row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts, end)

@@ -113,7 +113,7 @@ class Decoder:
                 inputs.query_start,
                 inputs.seq_len,
                 attended,
-                bounds=None if decodes else inputs.bounds[1:],
+                bounds=None if decodes else inputs.bounds,
                 parts=inputs.parts if decodes else None,
                 partial=self._partial(inputs) if decodes else None,
                 scale=config.score_scale,

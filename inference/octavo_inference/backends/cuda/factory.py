@@ -171,7 +171,9 @@ def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:
 
 def _quantization(settings: EngineSettings) -> Quantization:
     """A requested float type applies to the weights too, whatever type the file has."""
-    return "dense" if settings.quantization == "auto" and settings.dtype != "auto" else settings.quantization
+    if settings.quantization == "fp8":
+        return "fp8"
+    return "auto" if settings.dtype == "auto" else "dense"
 
 
 def _report(name: str) -> Callable[[int, int], None]:

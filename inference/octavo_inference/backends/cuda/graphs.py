@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -40,7 +40,7 @@ class Graph(Protocol):
 
 
 Capture = Callable[[Callable[[], object]], Graph]
-"""Records a function's launches without running it. Raises RuntimeError when capture fails."""
+"""Records a function's launches without running it. Raises an error of torch, Triton or the driver when that fails."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Graphs:
     later: list[LaunchSize]
     room: int
     agreed: Callable[[bool], bool] = bool
-    failed: Callable[[RuntimeError], object] = field(default=lambda _: None)
+    failed: Callable[[Exception], object] = field(default=lambda _: None)
     captured: dict[LaunchSize, Captured] = field(default_factory=dict)
 
     def start(self) -> None:
@@ -83,11 +83,17 @@ class Graphs:
         return bool(self.later)
 
     def choose(self, size: LaunchSize) -> LaunchSize | None:
-        """Choose the captured size for a step of a padded size; None where there is none."""
-        if size in self.captured or size.kind != "decodes":
-            return size if size in self.captured else None
-        fitting = [n for n in self.captured if n.kind == "decodes" and n.sequences >= size.sequences]
-        return min(fitting, default=None)
+        """Choose the captured size for a step of a padded size; None where there is none.
+
+        Decodes may use a larger graph of decodes, prompts that of mixed steps with as many tokens.
+        """
+        if size in self.captured:
+            return size
+        if size.kind == "decodes":
+            fitting = [n for n in self.captured if n.kind == "decodes" and n.sequences >= size.sequences]
+            return min(fitting, default=None)
+        mixed = replace(size, kind="mixed")
+        return mixed if mixed in self.captured else None
 
     def replay(self, size: LaunchSize) -> None:
         """Replay the graph of a captured size."""
@@ -102,7 +108,7 @@ class Graphs:
             return self._stop(size, f"the others have {taken / 2**20:.0f} of {self.room / 2**20:.0f} MiB left for them")
         try:
             graph = self.record(size)
-        except RuntimeError as error:  # includes torch's OutOfMemoryError
+        except Exception as error:  # noqa: BLE001 -- torch, Triton and the compiler's files fail; a step needs no graph
             caught = error
         else:
             self.captured[size] = Captured(graph, time.perf_counter() - began)
@@ -122,8 +128,8 @@ class Graphs:
         return False
 
 
-def first_line(error: RuntimeError) -> str:
-    """The first line of torch's message; the others explain at length."""
+def first_line(error: Exception) -> str:
+    """The first line of an error's message; the others explain at length."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -152,7 +158,7 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], object]) -> CudaGraph:
-        """Run the work once, for lazy initialization, then record it. Raises RuntimeError."""
+        """Run the work once, for lazy initialization, then record it. Raises as `Capture` does."""
         torch.cuda.empty_cache()
         before, _ = torch.cuda.mem_get_info(self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))

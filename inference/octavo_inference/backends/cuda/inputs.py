@@ -35,10 +35,10 @@ class Inputs:
     """Views in int32 of one device buffer, at the same addresses for every step.
 
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
-    `report_ids` [R] of sample rows, as in `core.model_input`. `bounds` [3]: decodes are the sequences from the first
-    up to the second, prompts those from there up to the third. `parts` [P, 3] of the decodes (`kernels.decode_parts`),
-    more than sequences only if keys may be split. `tokens` is the number of query tokens, `kind` as in
-    `LaunchSize`. The token ids follow from the row table.
+    `report_ids` [R] of sample rows, as in `core.model_input`. `bounds` [2]: prompts are the sequences from the first
+    up to the second, decodes those before. `parts` [P, 3] of the decodes (`kernels.decode_parts`), more than sequences
+    only if keys may be split. `tokens` is the number of query tokens, `kind` as in `LaunchSize`. The token ids follow
+    from the row table.
     """
 
     row: Torch
@@ -87,7 +87,7 @@ class Stage:
         _put(half[at.query_start :], step.query_start, sequences + 1, int(step.query_start[-1]))
         _put(half[at.seq_len :], step.seq_len, sequences, 0)
         decodes = decodes_of(step)
-        half[at.bounds :][:3] = 0, decodes, len(step.row)
+        half[at.bounds :][:2] = decodes, len(step.row)
         _put(half[at.query :], sample.query, samples, 0)
         _put(half[at.sample_row :], sample.row, samples, self._nobody)
         _put(half[at.position :], sample.position, samples, 0)
@@ -104,7 +104,7 @@ class Stage:
             row=buffer[at.row :][:sequences],
             query_start=buffer[at.query_start :][: sequences + 1],
             seq_len=buffer[at.seq_len :][:sequences],
-            bounds=buffer[at.bounds :][:3],
+            bounds=buffer[at.bounds :][:2],
             query=buffer[at.query :][:samples],
             sample_row=buffer[at.sample_row :][:samples],
             position=buffer[at.position :][:samples],

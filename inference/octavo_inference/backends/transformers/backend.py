@@ -33,6 +33,7 @@ class TransformersBackend:
     ) -> None:
         self.name = name
         self.steps_ahead = 0
+        self.decode_runs = False
         # The module returns the logits of all scored tokens at once.
         self.max_prompt_scores: int | None = _SCORED_TOKENS
         self.block_size = block_size

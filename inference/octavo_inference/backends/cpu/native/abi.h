@@ -114,7 +114,15 @@ struct Pooling {
   int32_t count;
 };
 
-// Seconds per part, summed over steps: measured on the calling thread, waits for other threads included.
+// Several steps in one call; see DecodeRun in core/model_input.py.
+struct DecodeRun {
+  double seconds;
+  const int32_t *end_ids, *end_start;
+  int32_t steps, message_fd;
+};
+
+// Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
+// lm_head include the norms and the rounding of their input rows.
 struct Profile {
   double linears, attention, lm_head, elementwise, sampling;
 };

@@ -10,7 +10,7 @@ from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
 PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 7
+VERSION = 8
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -202,6 +202,16 @@ class PoolingArgs(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("row", "first", "end", "fresh", "sums")],
         ("count", c_int32),
+    ]
+
+
+class DecodeRunArgs(ctypes.Structure):
+    """Several steps in one call; see `core.model_input.DecodeRun`."""
+
+    _fields_: ClassVar[Fields] = [
+        ("seconds", c_double),
+        *[(name, c_void_p) for name in ("end_ids", "end_start")],
+        *[(name, c_int32) for name in ("steps", "message_fd")],
     ]
 
 

@@ -402,9 +402,9 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
 // Called by every thread of the team.
 template <class P>
 static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, AttentionPlan& plan,
-                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Part& part) {
+                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Worker& worker) {
   const AttentionLayer<P> layer{m, b, kv, window, qkv, qkv_stride, attended};
-  part.share(plan.pieces(), [&](i64 piece) {
+  worker.deal(plan.pieces(), [&](i64 piece) {
     const AttentionItem* end = plan.end(piece);
     for (const AttentionItem* item = plan.begin(piece); item < end; item++)
       with_rows(item->rows, [&]<int R>() {

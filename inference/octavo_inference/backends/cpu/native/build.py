@@ -1,7 +1,8 @@
 """Compiles the native kernels: one shared object per instruction set, cached by content outside the clone.
 
 `python -m octavo_inference.backends.cpu.native.build` builds manually; the wheel's build hook (hatch_build.py) calls
-`build`. The module uses only the standard library, because the hook runs before anything is installed.
+`build`. The variants are those of the architecture that the compiler compiles for, so `CXX=aarch64-linux-gnu-g++`
+compiles for ARM. The module uses only the standard library, because the hook runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -38,13 +39,19 @@ COMMON_FLAGS = (
 )
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c")
 X86_VARIANTS: dict[str, tuple[str, ...]] = {
+    "amx": (*_AVX512, "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16"),
     "avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vnni"),
     "avx512vnni": (*_AVX512, "-mavx512vnni"),
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "portable": (),
 }
-OTHER_VARIANTS: dict[str, tuple[str, ...]] = {"portable": ()}  # on ARM the compiler's baseline includes NEON
+ARM_VARIANTS: dict[str, tuple[str, ...]] = {
+    "neonbf16": ("-march=armv8.2-a+dotprod+bf16",),
+    "neondot": ("-march=armv8.2-a+dotprod",),
+    "portable": (),  # the compiler's baseline includes NEON
+}
+OTHER_VARIANTS: dict[str, tuple[str, ...]] = {"portable": ()}
 
 
 class CompilerMissingError(RuntimeError):
@@ -52,8 +59,15 @@ class CompilerMissingError(RuntimeError):
 
 
 def variants() -> dict[str, tuple[str, ...]]:
-    """Map variant name to compiler flags for this architecture."""
-    return X86_VARIANTS if platform.machine() in {"x86_64", "AMD64"} else OTHER_VARIANTS
+    """Map variant name to compiler flags for the architecture that is compiled for.
+
+    That is the compiler's; this machine's without a compiler.
+    """
+    try:
+        machine = _ask(compiler(), "-dumpmachine").partition("-")[0]
+    except CompilerMissingError:
+        machine = platform.machine()
+    return {"x86_64": X86_VARIANTS, "aarch64": ARM_VARIANTS}.get(machine, OTHER_VARIANTS)
 
 
 def compiler() -> str:
@@ -120,11 +134,15 @@ def compile_object(name: str, flags: tuple[str, ...], say: Callable[[str], None]
 
 def _cached(name: str, flags: tuple[str, ...]) -> Path:
     """Path of the object in the cache: keyed by compiler, C library, flags and sources."""
-    version = subprocess.run([compiler(), "--version"], check=True, capture_output=True, text=True).stdout
-    digest = hashlib.sha256("\0".join((version, *platform.libc_ver(), *COMMON_FLAGS, *flags)).encode())
+    asked = (_ask(compiler(), "--version"), _ask(compiler(), "-dumpmachine"))
+    digest = hashlib.sha256("\0".join((*asked, *platform.libc_ver(), *COMMON_FLAGS, *flags)).encode())
     for source in sorted((*HERE.glob("*.h"), *HERE.glob("*.cpp"))):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     return cache_folder() / "native" / digest.hexdigest()[:16] / name
+
+
+def _ask(command: str, option: str) -> str:
+    return subprocess.run([command, option], check=True, capture_output=True, text=True).stdout
 
 
 def main() -> int:

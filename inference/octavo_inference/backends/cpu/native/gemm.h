@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "best.h"
 #include "kernel.h"
 #include "threads.h"
 
@@ -19,6 +20,34 @@ struct StoreFloats {
       Vec v = load(sums + c * W);
       if (bias) v += load(bias + col + c * W);
       store(out + row * stride + col + c * W, v);
+    }
+  }
+};
+
+// Logits, scaled and capped.
+struct StoreLogits {
+  float* out;
+  i64 stride;
+  float scale, cap;
+  OCTAVO_INLINE Vec finish(Vec v) const {
+    if (scale != 1) v *= scale;
+    return cap > 0 ? softcap(v, cap) : v;
+  }
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
+    for (int c = 0; c < PANEL_VECS; c++) store(out + row * stride + col + c * W, finish(load(sums + c * W)));
+  }
+};
+
+// Only the best logit of each row.
+struct KeepBest {
+  StoreLogits logits;
+  i64 vocab;
+  Best* best;
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
+    for (int c = 0; c < PANEL_VECS; c++) {
+      const IVec ids = lane_numbers() + int32_t(col + c * W);
+      const Vec v = logits.finish(load(sums + c * W));
+      best[row].add(col + PANEL <= vocab ? v : ids < int32_t(vocab) ? v : splat(-INFINITY), ids);
     }
   }
 };
@@ -69,10 +98,10 @@ static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a,
     for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
-// Size of a block of activation rows, which stays in the L2 cache while a run of panels is read.
+// Size of a block of activation rows, which stays in the L2 cache while panels are read.
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
 
-// Splits a product into pieces: a run of panels times one block of rows.
+// Splits a product into pieces: a panel times one block of rows.
 template <class Kernel, class Epilogue>
 struct Gemm {
   using Input = typename Kernel::Input;
@@ -80,43 +109,36 @@ struct Gemm {
   const Input* a;
   i64 rows;
   Epilogue epilogue;
-  i64 row_length, panels, panel_bytes, run, runs, blocks;
+  i64 row_length, panels, panel_bytes, blocks;
 
-  Gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, int team_size)
+  Gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue)
       : matrix(matrix), a(static_cast<const Input*>(a)), rows(rows), epilogue(epilogue),
         row_length(Kernel::row_length(matrix.cols)), panels(matrix.rows / PANEL),
         panel_bytes(Kernel::steps(matrix.cols) * Kernel::STEP_BYTES) {
     const i64 fitting =
         std::max<i64>(8 * Kernel::MAX_TILE, ACTIVATION_BLOCK_BYTES / (row_length * i64(sizeof(Input))));
     blocks = (rows + fitting - 1) / fitting;
-    run = std::max<i64>(1, panels / (team_size * 6));
-    runs = (panels + run - 1) / run;
   }
 
-  i64 pieces() const { return runs * blocks; }
+  i64 pieces() const { return panels * blocks; }
 
   void piece(i64 index) const {
-    const i64 block = index / runs, first = index % runs * run, last = std::min(first + run, panels);
-    const i64 start = rows * block / blocks, end = rows * (block + 1) / blocks;
-    for (i64 p = first; p < last; p++) panel(p, start, end - start);
-  }
-
- private:
-  void panel(i64 index, i64 start, i64 count) const {
-    const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + index * panel_bytes;
+    const i64 block = index / panels, panel = index % panels;
+    const i64 start = rows * block / blocks, count = rows * (block + 1) / blocks - start;
+    const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + panel * panel_bytes;
     const i64 tiles = (count + Kernel::MAX_TILE - 1) / Kernel::MAX_TILE;
-    // A single tile prefetches its own panel. Several tiles prefetch a part of the next panel each.
-    const i64 stride = tiles == 1 ? Kernel::STEP_BYTES : Kernel::STEP_BYTES / tiles;
+    // Several tiles prefetch a part of the next panel each. A single one reads weights as fast as memory gives them.
+    // The processor prefetches such a stream itself, and prefetch instructions cost up to a quarter of its speed.
+    const i64 stride = tiles == 1 ? 0 : Kernel::STEP_BYTES / tiles;
     alignas(64) float sums[Kernel::MAX_TILE * PANEL];
     for (i64 tile = 0; tile < tiles; tile++) {
       const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
-      const uint8_t* ahead =
-          tiles == 1 ? weights + 4096 : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
+      const uint8_t* ahead = tiles == 1 ? weights : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
       with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
         gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums,
                              Prefetch{reinterpret_cast<const char*>(ahead), stride});
       });
-      for (i64 row = first; row < last; row++) epilogue(row, index * PANEL, sums + (row - first) * PANEL);
+      for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
     }
   }
 };
@@ -138,12 +160,12 @@ static void with_kernel(const Matrix& matrix, F&& f) {
 
 inline bool is_quantized(const Matrix& matrix) { return matrix.format >= FORMAT_INT4; }
 
-// Called by every thread of the team with the same arguments. `a` holds rows of the kernel's input type.
+// Called by every thread of the team. `a` holds rows of the kernel's input type.
 template <class P, class Epilogue>
-static void gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, Part& part, int team_size) {
+static void gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, Worker& worker) {
   with_kernel<P>(matrix, [&]<class Kernel>() {
-    const Gemm<Kernel, Epilogue> work(matrix, a, rows, epilogue, team_size);
-    part.share(work.pieces(), [&](i64 i) { work.piece(i); });
+    const Gemm<Kernel, Epilogue> work(matrix, a, rows, epilogue);
+    worker.share(work.pieces(), [&](i64 i) { work.piece(i); });
   });
 }
 

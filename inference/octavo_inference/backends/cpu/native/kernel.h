@@ -6,6 +6,9 @@
 //   MAX_TILE, tile()       most rows of a tile; acc[r][c] += sum over the inner dimension of a[r, :] * panel[:, c]
 #pragma once
 
+#include <type_traits>
+
+#include "amx.h"
 #include "operands.h"
 #include "panels.h"
 
@@ -32,7 +35,7 @@ struct FloatKernel {
 template <class Q>
 struct Int8Kernel {
   using Input = Int8Block;
-  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : 2;
+  static constexpr int MAX_TILE = W == 16 ? 6 : W == 8 ? 4 : (MAX_ROWS + 1) / 2;
   static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
   static i64 row_length(i64 cols) { return cols / BLOCK; }
   static i64 steps(i64 cols) { return cols / BLOCK; }
@@ -44,16 +47,48 @@ struct Int8Kernel {
     for (i64 b = 0; b < blocks; b++, a++, panel += STEP_BYTES) {
       for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line);
       prefetch.next += prefetch.stride;
-      add_block<0, R>(a, blocks, panel, acc);
-      if constexpr (Q::SUMS == 2) add_block<1, R>(a, blocks, panel, acc);
+      add_block<R>(a, blocks, panel, acc);
     }
   }
 
  private:
+#if defined(OCTAVO_BYTE_DOT)
+  using Dot = IVec;
+  static constexpr int RUN = 1;
+  static OCTAVO_INLINE void add_run(Dot& sum, const UVec (&w)[1], const UVec (&x)[1]) {
+    sum = add_products(sum, Q::SIGNED && SIGNED_OFFSET ? w[0] ^ 0x80808080u : w[0], x[0]);
+  }
+  static OCTAVO_INLINE IVec total(Dot sum) { return sum; }
+#else
+  // Sums stay in 16 bits for the whole block, where they fit, or for a run of vectors.
+  static constexpr bool NARROW = Q::WORD_RUN == VECTORS;
+  static constexpr int RUN = NARROW ? 1 : Q::WORD_RUN;
+  using Dot = std::conditional_t<NARROW, Words, IVec>;
+  static OCTAVO_INLINE void add_run(Dot& sum, const UVec (&w)[RUN], const UVec (&x)[RUN]) {
+    Words words = Q::SIGNED ? multiply_signed_pairs(w[0], x[0]) : multiply_pairs(w[0], x[0]);
+    if constexpr (RUN == 2) words += multiply_pairs(w[1], x[1]);
+    if constexpr (NARROW)
+      sum += words;
+    else
+      sum += add_pairs(words);
+  }
+  static OCTAVO_INLINE IVec total(Dot sum) {
+    if constexpr (NARROW)
+      return add_pairs(sum);
+    else
+      return sum;
+  }
+#endif
+
+  // product[r][c] = scale * dot product, of each part of a block in turn.
   template <int PART, int R>
-  static OCTAVO_INLINE void add_block(const Input* a, i64 stride, const uint8_t* block, Vec (&acc)[R][PANEL_VECS]) {
+  static OCTAVO_INLINE void add_part(const Input* a, i64 stride, const uint8_t* block, Vec (&product)[R][PANEL_VECS]) {
     constexpr int FIRST = PART * VECTORS / Q::SUMS, LAST = FIRST + VECTORS / Q::SUMS;
-    IVec sums[R][PANEL_VECS] = {};
+    Dot sums[R][PANEL_VECS];
+#pragma GCC unroll 12
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+      for (int c = 0; c < PANEL_VECS; c++) sums[r][c] = (Dot)Q::template start<PART>(a[r * stride]);
     add_vectors<FIRST, LAST, R>(a, stride, block, sums);
     Vec scale[PANEL_VECS];
     for (int c = 0; c < PANEL_VECS; c++) scale[c] = Q::scale(block, PART, c);
@@ -61,65 +96,46 @@ struct Int8Kernel {
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
-        const Input& x = a[r * stride];
-        const Vec exact = __builtin_convertvector(sums[r][c], Vec);
-        const Vec product =
-            OFFSET ? fma(exact, splat(x.scale), splat(x.sum * float(-OFFSET))) : exact * x.scale;
-        acc[r][c] = fma(product, scale[c], acc[r][c]);
-        if constexpr (!Q::SIGNED)
-          acc[r][c] = fma(splat(Q::SUMS == 2 ? x.half_sum[PART] : x.sum), Q::minimum(block, PART, c), acc[r][c]);
+        const Vec exact = __builtin_convertvector(total(sums[r][c]), Vec);
+        product[r][c] = PART == 0 ? exact * scale[c] : fma(exact, scale[c], product[r][c]);
       }
+    if constexpr (PART + 1 < Q::SUMS) add_part<PART + 1, R>(a, stride, block, product);
   }
 
-#if defined(OCTAVO_BYTE_DOT)
-  static constexpr int OFFSET = Q::SIGNED ? 128 : 0;  // added to signed bytes to make them unsigned
-  template <int V, int LAST, int R>
-  static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, IVec (&sums)[R][PANEL_VECS]) {
-    UVec w[PANEL_VECS];
-    for (int c = 0; c < PANEL_VECS; c++) {
-      w[c] = Q::template bytes<V>(block, c);
-      if constexpr (Q::SIGNED) w[c] ^= 0x80808080u;
-    }
-#pragma GCC unroll 12
-    for (int r = 0; r < R; r++) {
-      const UVec x = broadcast4(a[r * stride].q + 4 * V);
-      for (int c = 0; c < PANEL_VECS; c++) sums[r][c] = add_products(sums[r][c], w[c], x);
-    }
-    if constexpr (V + 1 < LAST) add_vectors<V + 1, LAST, R>(a, stride, block, sums);
-  }
-#else
-  static constexpr int OFFSET = 0;
-  template <int V, int LAST, int R>
-  static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, IVec (&sums)[R][PANEL_VECS]) {
-    constexpr int END = V + (Q::WORD_RUN < LAST - V ? Q::WORD_RUN : LAST - V);
-    Words words[R][PANEL_VECS] = {};
-    add_words<V, END, R>(a, stride, block, words);
+  template <int R>
+  static OCTAVO_INLINE void add_block(const Input* a, i64 stride, const uint8_t* block, Vec (&acc)[R][PANEL_VECS]) {
+    Vec product[R][PANEL_VECS];
+    add_part<0, R>(a, stride, block, product);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
-        sums[r][c] += add_pairs(words[r][c]);
-        compute_now(sums[r][c]);
+        acc[r][c] = fma(product[r][c], splat(a[r * stride].scale), acc[r][c]);
+        if constexpr (Q::MINIMUM) acc[r][c] = fma(splat(a[r * stride].sum), Q::minimum(block, c), acc[r][c]);
       }
-    if constexpr (END < LAST) add_vectors<END, LAST, R>(a, stride, block, sums);
   }
-  template <int V, int END, int R>
-  static OCTAVO_INLINE void add_words(const Input* a, i64 stride, const uint8_t* block, Words (&words)[R][PANEL_VECS]) {
-    UVec w[PANEL_VECS];
+
+  // Adds the products of vectors V .. LAST - 1 of a block, RUN at a time.
+  template <int V, int LAST, int R>
+  static OCTAVO_INLINE void add_vectors(const Input* a, i64 stride, const uint8_t* block, Dot (&sums)[R][PANEL_VECS]) {
+    UVec w[PANEL_VECS][RUN];
 #pragma GCC unroll 4
-    for (int c = 0; c < PANEL_VECS; c++) w[c] = Q::template bytes<V>(block, c);
+    for (int c = 0; c < PANEL_VECS; c++) {
+      w[c][0] = Q::template bytes<V>(block, c);
+      if constexpr (RUN == 2) w[c][1] = Q::template bytes<V + 1>(block, c);
+    }
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++) {
-      const UVec x = broadcast4(a[r * stride].q + 4 * V);
+      UVec x[RUN];
+      for (int i = 0; i < RUN; i++) x[i] = broadcast4(a[r * stride].q + 4 * (V + i));
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
-        words[r][c] += Q::SIGNED ? multiply_signed_pairs(w[c], x) : multiply_pairs(w[c], x);
-        compute_now(words[r][c]);
+        add_run(sums[r][c], w[c], x);
+        compute_now(sums[r][c]);
       }
     }
-    if constexpr (V + 1 < END) add_words<V + 1, END, R>(a, stride, block, words);
+    if constexpr (V + RUN < LAST) add_vectors<V + RUN, LAST, R>(a, stride, block, sums);
   }
-#endif
 };
 
 }  // namespace octavo

@@ -1,5 +1,6 @@
 // Exported functions of the native CPU backend. Built once per instruction set; see build.py.
 #include "abi.h"
+#include "decode_loop.h"
 #include "forward.h"
 #include "pack.h"
 
@@ -25,7 +26,7 @@ template <class P>
 void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, float* out) {
   const StoreFloats epilogue{out, matrix.rows, matrix.bias};
   with_kernel<P>(matrix, [&]<class Kernel>() {
-    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue, team.size());
+    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue);
     team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
   });
 }
@@ -35,7 +36,7 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{7, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
+  *info = Info{8, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), int32_t(sizeof(Int8Block))};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -77,10 +78,20 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
-// `choose` they are adjusted, and the sampling results are filled. No query token is both sampled and pooled.
+// `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need nothing else, no
+// logits are written. No query token is both sampled and pooled.
 EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
                         const Pooling* pooling, int32_t choose, Profile* profile) {
   run_task(*team, *model, *batch, *sampling, *pooling, choose ? Task::SAMPLE : Task::LOGITS, *profile);
+}
+
+// Runs decode steps until the run ends: query token i, sequence i and sample row i are the same. sampling->tokens is
+// [run->steps, count]. Returns the number of steps.
+EXPORT int32_t octavo_decode(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
+                             const DecodeRun* run, Profile* profile) {
+  return decode_loop(*run, *batch, *sampling, model->block_size, [&](const Batch& step, const Sampling& chosen) {
+    run_task(*team, *model, step, chosen, Pooling{}, Task::SAMPLE, *profile);
+  });
 }
 
 // Tokens chosen from the logits that the last octavo_step left without `choose`; `sampling` has that step's rows.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from ctypes import POINTER, byref, c_int32, c_int64, c_void_p
+from ctypes import POINTER, byref, c_int32, c_int64, c_long, c_ulong, c_void_p
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,15 +21,31 @@ from octavo_inference.common.errors import OctavoError
 # takes 1.5 times as long as with exact activations. On AMD it is faster than they are.
 SLOW_ON = {"avx512bf16": "GenuineIntel"}
 
-# Best first, each with its required flags in /proc/cpuinfo. Linux lists only those whose state it saves on a context
-# switch.
+# Variants that are used only on request: no machine has run them yet.
+ON_REQUEST = frozenset({"amx"})
+
+# Best first, each with its required instruction sets by Linux's names. Linux lists only those whose state it saves on a
+# context switch. No name of x86 is one of ARM.
 NEEDS: dict[str, frozenset[str]] = {
+    "amx": frozenset(
+        {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni", "amx_tile", "amx_bf16"}
+    ),
     "avx512bf16": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}),
     "avx512vnni": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}),
     "avx512": frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl"}),
     "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "neonbf16": frozenset({"asimddp", "bf16"}),
+    "neondot": frozenset({"asimddp"}),
     "portable": frozenset(),
 }
+
+
+# Where arch/arm64/include/uapi/asm/hwcap.h of Linux has them: word and bit.
+_ARM_BITS = {"asimddp": (0, 20), "bf16": (1, 14)}
+_AT_HWCAP, _AT_HWCAP2 = 16, 26
+
+# A process asks for the registers of AMX before it uses them; Documentation/arch/x86/xstate.rst of Linux.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 class NativeUnavailableError(OctavoError):
@@ -45,16 +61,21 @@ class Kernels:
     info: abi.Info
 
 
-def cpu_flags(cpuinfo: str) -> frozenset[str]:
-    """Vendor and instruction sets of the first CPU in the text of /proc/cpuinfo (x86 `flags`, ARM `Features`)."""
+def x86_flags(cpuinfo: str) -> frozenset[str]:
+    """Vendor and instruction sets of the first CPU in the text of /proc/cpuinfo."""
     found: set[str] = set()
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
-        if key.strip() in {"vendor_id", "flags", "Features"}:
+        if key.strip() in {"vendor_id", "flags"}:
             found.update(value.split())
-        if key.strip() in {"flags", "Features"}:
+        if key.strip() == "flags":
             break
     return frozenset(found)
+
+
+def arm_flags(hwcap: int, hwcap2: int) -> frozenset[str]:
+    """Instruction sets in the two words of capabilities that Linux gives a process on 64-bit ARM, as in `Features`."""
+    return frozenset(name for name, (word, bit) in _ARM_BITS.items() if (hwcap, hwcap2)[word] >> bit & 1)
 
 
 def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> str:
@@ -71,7 +92,8 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
                 f"OCTAVO_CPU_VARIANT={forced} cannot be used here; this machine and build can run: {', '.join(usable)}"
             )
         return forced
-    return next((name for name in usable if SLOW_ON.get(name) not in flags), usable[0])
+    default = [name for name in usable if name not in ON_REQUEST]
+    return next((name for name in default if SLOW_ON.get(name) not in flags), default[0])
 
 
 def available() -> tuple[str, ...]:
@@ -88,7 +110,12 @@ def load(variant: str | None = None) -> Kernels:
 
 
 def open_library(variant: str, path: Path | None = None) -> Kernels:
-    """Open a shared object and declare its functions. Raises NativeUnavailableError on another ABI version."""
+    """Open a shared object and declare its functions.
+
+    Raises NativeUnavailableError on another ABI version, and where Linux refuses registers that the variant needs.
+    """
+    if variant == "amx":
+        _request_tiles()
     library = ctypes.CDLL(str(path or HERE / object_name(variant)))
     signatures: dict[str, tuple[list[object], object]] = {
         "octavo_team_create": ([c_int32], c_void_p),
@@ -113,6 +140,17 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
             name: ([c_void_p, POINTER(abi.DecoderArgs), POINTER(abi.SamplingArgs), POINTER(abi.PartSeconds)], None)
             for name in ("octavo_choose", "octavo_score")
         },
+        "octavo_decode": (
+            [
+                c_void_p,
+                POINTER(abi.DecoderArgs),
+                POINTER(abi.BatchArgs),
+                POINTER(abi.SamplingArgs),
+                POINTER(abi.DecodeRunArgs),
+                POINTER(abi.PartSeconds),
+            ],
+            c_int32,
+        ),
         "octavo_sample": ([POINTER(abi.SamplingArgs), c_void_p, c_int64, c_int64], None),
     }
     info = abi.Info()
@@ -133,9 +171,25 @@ def _built() -> frozenset[str]:
 
 
 def machine_flags() -> frozenset[str]:
-    """Vendor and instruction sets of this machine."""
+    """Vendor and instruction sets of this machine, by Linux's names."""
+    if platform.machine() == "aarch64":
+        # /proc/cpuinfo of an emulator (qemu-user) is that of the machine below.
+        auxiliary = ctypes.CDLL(None).getauxval
+        auxiliary.argtypes, auxiliary.restype = [c_ulong], c_ulong
+        return arm_flags(auxiliary(_AT_HWCAP), auxiliary(_AT_HWCAP2))
     try:
-        return cpu_flags(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
+        return x86_flags(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace"))
     except OSError:
         # Without /proc only the architecture's baseline is certain.
         return frozenset({platform.machine()})
+
+
+def _request_tiles() -> None:
+    """Ask Linux for the tile registers of AMX, for all threads. Raises NativeUnavailableError where it refuses."""
+    system = ctypes.CDLL(None, use_errno=True)
+    if platform.machine() != "x86_64" or system.syscall(
+        c_long(_ARCH_PRCTL), c_long(_ARCH_REQ_XCOMP_PERM), c_long(_XFEATURE_XTILEDATA)
+    ):
+        raise NativeUnavailableError(
+            f"Linux refuses this process the registers of AMX ({os.strerror(ctypes.get_errno())}): use another variant"
+        )

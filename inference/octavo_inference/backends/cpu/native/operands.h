@@ -27,7 +27,7 @@ struct Bf16Fma {
   static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) { return fma(a, b, acc); }
 };
 
-#if defined(__AVX512BF16__) || defined(OCTAVO_EMULATE_BF16_DOT)
+#if defined(__AVX512BF16__) || defined(OCTAVO_ARM_BF16) || defined(OCTAVO_EMULATE_BF16_DOT)
 // bf16 on both sides: one instruction multiplies a pair and accumulates in fp32.
 struct Bf16Dot {
   using Elem = bf16;
@@ -48,6 +48,8 @@ struct Bf16Dot {
   static OCTAVO_INLINE Vec multiply_add(Vec acc, Operand a, Operand b) {
 #if defined(__AVX512BF16__)
     return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#elif defined(OCTAVO_ARM_BF16)
+    return (Vec)vbfdotq_f32((float32x4_t)acc, (bfloat16x8_t)a, (bfloat16x8_t)b);
 #else
     return fma((Vec)(a & 0xffff0000u), (Vec)(b & 0xffff0000u), fma((Vec)(a << 16), (Vec)(b << 16), acc));
 #endif
@@ -94,6 +96,53 @@ OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P:
   }
 }
 
+#if defined(OCTAVO_ARM_BF16)
+// dot_tile with twice the products per instruction: BFMMLA multiplies two rows by two columns, four elements deep. By its
+// definition it adds the products of the first two elements, then those of the next two, with the roundings of two BFDOT.
+// So the sums have the bits of Bf16Dot::multiply_add, which computes a row alone. `groups` is even.
+template <int R, int NV>
+OCTAVO_INLINE void dot_row_pairs(const bf16* a, i64 lda, const bf16* b, i64 ldb, i64 groups, Vec (&acc)[R][NV],
+                                 Prefetch prefetch) {
+  constexpr int PAIRS = (R + 1) / 2;  // an odd last row is its own partner
+  const auto partner = [](int pair) { return 2 * pair + 1 < R ? 2 * pair + 1 : R - 1; };
+  // sums[p][v] has columns 2v and 2v + 1: of row 2p in the lower half, of its partner in the upper one.
+  float32x4_t sums[PAIRS][2 * NV];
+#pragma GCC unroll 12
+  for (int p = 0; p < PAIRS; p++)
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) {
+      const auto first = (float64x2_t)acc[2 * p][c], second = (float64x2_t)acc[partner(p)][c];
+      sums[p][2 * c] = (float32x4_t)vzip1q_f64(first, second);
+      sums[p][2 * c + 1] = (float32x4_t)vzip2q_f64(first, second);
+    }
+  for (i64 g = 0; g < groups; g += 2, a += 4, b += 2 * ldb) {
+    for (int i = 0; i < 2; i++, prefetch.next += prefetch.stride) __builtin_prefetch(prefetch.next);
+    bfloat16x8_t columns[2 * NV];
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) {
+      const auto front = (uint32x4_t)load_bits(b + c * W * 2), back = (uint32x4_t)load_bits(b + ldb + c * W * 2);
+      columns[2 * c] = (bfloat16x8_t)vzip1q_u32(front, back);
+      columns[2 * c + 1] = (bfloat16x8_t)vzip2q_u32(front, back);
+    }
+#pragma GCC unroll 12
+    for (int p = 0; p < PAIRS; p++) {
+      const auto row = [&](int r) { return vld1_u16(reinterpret_cast<const uint16_t*>(a + r * lda)); };
+      const auto rows = (bfloat16x8_t)vcombine_u16(row(2 * p), row(partner(p)));
+#pragma GCC unroll 16
+      for (int v = 0; v < 2 * NV; v++) sums[p][v] = vbfmmlaq_f32(sums[p][v], rows, columns[v]);
+    }
+  }
+#pragma GCC unroll 12
+  for (int p = 0; p < PAIRS; p++)
+#pragma GCC unroll 8
+    for (int c = 0; c < NV; c++) {
+      const auto front = (float64x2_t)sums[p][2 * c], back = (float64x2_t)sums[p][2 * c + 1];
+      acc[2 * p][c] = (Vec)vzip1q_f64(front, back);
+      if (2 * p + 1 < R) acc[2 * p + 1][c] = (Vec)vzip2q_f64(front, back);
+    }
+}
+#endif
+
 // acc[r][c] += sum over `groups` groups of a[r, :] * b[:, c]. `a` is row-major with a row stride of `lda` elements; `b`
 // advances `ldb` elements per group. Batch-invariant: each element is summed in the same order for any number of rows
 // and columns of the tile, so a token's result does not depend on its batch. (With few rows, several partial sums would
@@ -101,6 +150,10 @@ OCTAVO_INLINE void dot_step(const typename P::Act* a, i64 lda, const typename P:
 template <class P, int R, int NV>
 OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P::Elem* b, i64 ldb, i64 groups,
                             Vec (&acc)[R][NV], Prefetch prefetch) {
+#if defined(OCTAVO_ARM_BF16)
+  if constexpr (R > 1 && P::STEPS == 1 && P::GROUP == 2)
+    return dot_row_pairs<R, NV>(a, lda, b, ldb, groups, acc, prefetch);
+#endif
   for (i64 g = 0; g < groups; g++) {
     __builtin_prefetch(prefetch.next);
     if constexpr (W == 16 && P::GROUP == 2 && NV == 2)

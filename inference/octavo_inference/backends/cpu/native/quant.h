@@ -1,20 +1,38 @@
-// Dequantizes rows of stored tensors to fp32, and unpacks GGUF blocks to 32 integers with scale and minimum.
+// Dequantizes rows of stored tensors to fp32, and reads blocks of them as 32 integers with scale and minimum.
 // llama.cpp's ggml-quants.c documents the blocks.
 #pragma once
+
+#include <algorithm>
 
 #include "abi.h"
 #include "simd.h"
 
 namespace octavo {
 
-inline float half_to_float(const uint8_t* p) {
-  uint16_t h;
-  std::memcpy(&h, p, 2);
+inline float half_to_float(uint16_t h) {
   const int exponent = (h >> 10) & 31, mantissa = h & 1023;
   float value = exponent == 0    ? std::ldexp(float(mantissa), -24)
                 : exponent == 31 ? (mantissa ? NAN : INFINITY)
                                  : std::ldexp(float(mantissa + 1024), exponent - 25);
   return h & 0x8000 ? -value : value;
+}
+
+inline float half_to_float(const uint8_t* p) {
+  uint16_t h;
+  std::memcpy(&h, p, 2);
+  return half_to_float(h);
+}
+
+// Element i of a row of floats that starts at p.
+inline float float_at(int32_t format, const uint8_t* p, i64 i) {
+  if (format == FORMAT_BF16) {
+    bf16 x;
+    std::memcpy(&x, p + 2 * i, 2);
+    return to_float(x);
+  }
+  float x;
+  std::memcpy(&x, p + 4 * i, 4);
+  return x;
 }
 
 // Rounds to the nearest fp16, ties to even. Beyond the range of fp16: its largest finite value.
@@ -28,15 +46,15 @@ inline uint16_t float_to_half(float value) {
   return sign | uint16_t(units + (exponent + 14) * 1024);
 }
 
-// 32 weights: scale[i / 16] * q[i] + minimum[i / 16]. q is 0..15 in 4-bit formats, 0..31 in 5-bit formats, 0..63 in
-// Q6_K and any int8 in Q8_0, which has no minimum.
+// 32 weights: scale[i / 16] * q[i] + minimum. q is 0..15 in 4-bit formats, 0..31 in 5-bit formats, -32..31 in Q6_K, and
+// any int8 in Q8_0 and of floats. The last three have no minimum.
 struct WeightBlock {
   int8_t q[32];
-  float scale[2], minimum[2];
+  float scale[2], minimum;
 
   void all(float d, float m) {
     scale[0] = scale[1] = d;
-    minimum[0] = minimum[1] = m;
+    minimum = m;
   }
 };
 
@@ -82,17 +100,31 @@ inline void read_q6_k(const uint8_t* p, i64 j, WeightBlock& out) {
   const float d = half_to_float(p + 208);
   for (int i = 0; i < 32; i++) {
     const int low = quarter < 2 ? nibbles[i] & 15 : nibbles[i] >> 4;
-    out.q[i] = int8_t(low | (pairs[i] >> (2 * quarter) & 3) << 4);
+    out.q[i] = int8_t((low | (pairs[i] >> (2 * quarter) & 3) << 4) - 32);
   }
-  for (int i = 0; i < 2; i++) {
-    out.scale[i] = d * float(int8_t(p[192 + half * 8 + quarter * 2 + i]));
-    out.minimum[i] = -32.0f * out.scale[i];
-  }
+  for (int i = 0; i < 2; i++) out.scale[i] = d * float(int8_t(p[192 + half * 8 + quarter * 2 + i]));
+  out.minimum = 0.0f;
 }
 
-// Unpacks block `b`, 32 elements, of a row that starts at p, in one of the block formats.
+// Rounds 32 floats as Q8_0 does: the one of largest magnitude becomes ±127. NaN becomes -127 times the largest scale.
+inline void round_block(const float* x, WeightBlock& out) {
+  float peak = 0;
+  for (int i = 0; i < 32; i++) peak = x[i] == x[i] ? std::max(peak, std::fabs(x[i])) : INFINITY;
+  const float scale = half_to_float(float_to_half(peak / 127.0f)), inverse = scale > 0 ? 1.0f / scale : 0.0f;
+  for (int i = 0; i < 32; i++)
+    out.q[i] = int8_t(std::nearbyint(std::fmin(std::fmax(x[i] * inverse, -127.0f), 127.0f)));
+  out.all(scale, 0.0f);
+}
+
+// Reads block `b`, 32 elements, of a row that starts at p. Floats are rounded to 8 bits.
 inline void read_block(int32_t format, const uint8_t* p, i64 b, WeightBlock& out) {
   switch (format) {
+    case FORMAT_F32:
+    case FORMAT_BF16: {
+      float x[32];
+      for (i64 i = 0; i < 32; i++) x[i] = float_at(format, p, b * 32 + i);
+      return round_block(x, out);
+    }
     case FORMAT_Q4_0:  // d, nibbles, offset 8
       p += b * 18;
       read_nibbles(p + 2, out.q);
@@ -126,19 +158,13 @@ inline void read_block(int32_t format, const uint8_t* p, i64 b, WeightBlock& out
 
 inline void dequantize_row(const Source& source, i64 row, float* out) {
   const uint8_t* p = static_cast<const uint8_t*>(source.data) + row * source.row_bytes;
-  if (source.format == FORMAT_F32) {
-    std::memcpy(out, p, size_t(source.cols) * 4);
-  } else if (source.format == FORMAT_BF16) {
-    for (i64 i = 0; i < source.cols; i++) {
-      bf16 x;
-      std::memcpy(&x, p + 2 * i, 2);
-      out[i] = to_float(x);
-    }
+  if (source.format == FORMAT_F32 || source.format == FORMAT_BF16) {
+    for (i64 i = 0; i < source.cols; i++) out[i] = float_at(source.format, p, i);
   } else {
     WeightBlock block;
     for (i64 b = 0; b < source.cols / 32; b++) {
       read_block(source.format, p, b, block);
-      for (int i = 0; i < 32; i++) *out++ = block.scale[i / 16] * float(block.q[i]) + block.minimum[i / 16];
+      for (int i = 0; i < 32; i++) *out++ = block.scale[i / 16] * float(block.q[i]) + block.minimum;
     }
   }
 }

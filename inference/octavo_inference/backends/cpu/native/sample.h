@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "abi.h"
-#include "simd.h"
+#include "best.h"
 
 namespace octavo {
 
@@ -82,26 +82,12 @@ static void adjust_logits(float* logits, const Adjust& a, i64 vocab, std::vector
   if (a.mask) ban_unmasked(logits, a.mask, vocab);
 }
 
-// Step 3: the lowest id with the largest value; -1 if a value is NaN or the largest is infinite. From here on, `n` is a
-// multiple of W.
-static i64 argmax(const float* x, i64 n) {
-  Vec best = splat(-std::numeric_limits<float>::infinity());
-  IVec at = lane_numbers(), best_at = at, unordered = {};
-  for (i64 i = 0; i < n; i += W, at += W) {
-    const Vec v = load(x + i);
-    const IVec larger = v > best;
-    best = larger ? v : best;
-    best_at = larger ? at : best_at;
-    unordered |= v != v;
-  }
-  for (int lane = 0; lane < W; lane++)
-    if (unordered[lane]) return -1;
-  const float top = highest(best);
-  if (!std::isfinite(top)) return -1;
-  i64 lowest = n;
-  for (int lane = 0; lane < W; lane++)
-    if (best[lane] == top) lowest = std::min<i64>(lowest, best_at[lane]);
-  return lowest;
+// Step 3, negative if there is no choice; see Best. From here on, `n` is a multiple of W.
+static int32_t argmax(const float* x, i64 n) {
+  Best best;
+  IVec ids = lane_numbers();
+  for (i64 i = 0; i < n; i += W, ids += W) best.add(load(x + i), ids);
+  return best.id();
 }
 
 // Step 4: out = exp((x - peak) * inverse_temperature), 0 where it would be below 2^-126.
@@ -210,11 +196,6 @@ static i64 draw(const float* w, i64 n, double u) {
   return last;
 }
 
-// The token of a row without a choice: -2 if all values are -inf, -1 if a value is NaN or the largest is infinite.
-static int32_t no_choice(const float* x, i64 n) {
-  return std::all_of(x, x + n, [](float v) { return v == -std::numeric_limits<float>::infinity(); }) ? -2 : -1;
-}
-
 // Step 2 for the row's token and its alternatives.
 static void log_probabilities(const Sampling& s, i64 row, const float* logits, i64 n, i64 vocab, float* scratch) {
   const int32_t token = s.tokens[row];
@@ -245,6 +226,13 @@ static void log_probabilities(const Sampling& s, i64 row, const float* logits, i
   }
 }
 
+// True if each row's token is the id of its largest logit, and nothing else is asked for.
+inline bool only_best(const Sampling& s) {
+  for (int32_t row = 0; row < s.count; row++)
+    if (s.temperature[row] != 0.0f || s.logprobs[row] >= 0) return false;
+  return !s.adjust;
+}
+
 // Samples one row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.
 static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 vocab, float* scratch) {
   std::fill(logits + vocab, logits + n, -std::numeric_limits<float>::infinity());
@@ -259,21 +247,17 @@ static void sample_row(const Sampling& s, i64 row, float* logits, i64 n, i64 voc
     counts.resize(size_t(n));
     adjust_logits(logits, s.adjust[row], vocab, counts);
   }
-  const i64 top = argmax(logits, n);
-  if (top < 0) {
-    s.tokens[row] = no_choice(logits, n);
-    return;
-  }
-  if (s.temperature[row] == 0.0f) {
-    s.tokens[row] = int32_t(top);
-  } else {
+  const int32_t top = argmax(logits, n);
+  s.tokens[row] = top;
+  if (top < 0) return;
+  if (s.temperature[row] != 0.0f) {
     softmax_weights(logits, n, logits[top], 1.0f / s.temperature[row], scratch);
     if (s.min_p[row] > 0.0f) drop_below(scratch, n, s.min_p[row]);
     if (s.top_k[row] > 0 && s.top_k[row] < vocab)
       drop_below(scratch, n, best_of(scratch, n, s.top_k[row]).front().value);
     if (s.top_p[row] < 1.0f) keep_nucleus(scratch, n, s.top_p[row]);
     const i64 token = draw(scratch, n, uniform(s.seed[row], s.position[row]));
-    s.tokens[row] = int32_t(scratch[token] > 0 ? token : top);
+    s.tokens[row] = scratch[token] > 0 ? int32_t(token) : top;
   }
   if (s.logprobs[row] >= 0) log_probabilities(s, row, raw, n, vocab, scratch);
 }

@@ -45,8 +45,8 @@ class NativeSampling:
         return StepResult(self.tokens, self.logprob, self.rank, top)
 
 
-def native_sampling(rows: SampleRows, vocab: int) -> NativeSampling:
-    """Prepare one call."""
+def native_sampling(rows: SampleRows, vocab: int, steps: int | None = None) -> NativeSampling:
+    """Prepare one call, of one step or of several."""
     count, width = len(rows.row), max(0, int(rows.logprobs.max(initial=0)))
     adjust = _adjustments(rows.adjust)
     native = NativeSampling(
@@ -55,7 +55,7 @@ def native_sampling(rows: SampleRows, vocab: int) -> NativeSampling:
         vocab,
         adjust,
         _report_ids(rows.report_ids),
-        tokens=np.zeros(count, np.int32),
+        tokens=np.zeros(count if steps is None else (steps, count), np.int32),
         logprob=np.zeros(count, np.float32),
         rank=np.zeros(count, np.int32),
         top_ids=np.zeros((count, width), np.int32),

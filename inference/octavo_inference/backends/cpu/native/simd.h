@@ -17,6 +17,14 @@
 
 #define OCTAVO_INLINE inline __attribute__((always_inline))
 
+// The compiler's names for what an ARM processor adds to NEON: products of bf16 pairs, and of four bytes.
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && !defined(OCTAVO_VECTOR_FLOATS)
+#define OCTAVO_ARM_BF16
+#endif
+#if defined(__ARM_FEATURE_DOTPROD) && !defined(OCTAVO_VECTOR_FLOATS)
+#define OCTAVO_ARM_BYTE_DOT
+#endif
+
 namespace octavo {
 
 using i64 = int64_t;
@@ -101,6 +109,8 @@ OCTAVO_INLINE Vec load(const bf16* p) {
 OCTAVO_INLINE void store(bf16* p, Vec v) {
 #if defined(__AVX512BF16__)
   auto half = _mm512_cvtneps_pbh((__m512)v);
+#elif defined(OCTAVO_ARM_BF16)
+  auto half = vcvt_bf16_f32((float32x4_t)v);
 #else
   UVec bits = (UVec)v;
   HVec half = __builtin_convertvector((bits + 0x7fff + ((bits >> 16) & 1)) >> 16, HVec);
@@ -114,6 +124,8 @@ OCTAVO_INLINE Vec load_half(const uint16_t* p) {
   return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__) && !defined(OCTAVO_VECTOR_FLOATS)
   return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (Vec)vcvt_f32_f16((float16x4_t)vld1_u16(p));
 #else
   HVec half;
   std::memcpy(&half, p, sizeof half);

@@ -1,7 +1,9 @@
 // A team of persistent threads that share the parts of a job. They sleep on a futex between jobs.
 //
-// A part ends when all its pieces are done, not when every thread has reached it. A thread may lose its core to another
-// process, or to a container's CPU limit. Then it delays the others only if it has claimed a piece.
+// Each thread has a range of a part's pieces and takes them in order, so it reads memory front to back. A thread whose
+// range is empty steals from the ends of other ranges. A part ends when all its pieces are done, not when every thread
+// has reached it. A thread may lose its core to another process, or to a container's CPU limit. Then it delays the
+// others only if it has taken a piece.
 #pragma once
 
 #include <sched.h>
@@ -36,35 +38,105 @@ OCTAVO_INLINE void spin_until(Condition done) {
   }
 }
 
-// A part of a job. Threads claim its pieces by number.
-class alignas(64) Part {
+// What a thread still has to take of its range in the current part, and how many pieces of all parts it has done. Alone
+// on its cache line: only its thread writes there, until others steal.
+struct alignas(64) Lane {
+  static constexpr int BITS = 20;
+  static constexpr uint64_t MOST = (uint64_t(1) << BITS) - 1;  // pieces of a range
+
+  std::atomic<uint64_t> range{0};  // number of the part, pieces taken from the front, pieces taken from the back
+  std::atomic<i64> done{0};
+
+  // Takes a piece of a range of `size`, from its front or its back; -1 if none is left.
+  OCTAVO_INLINE i64 take(uint64_t part, i64 size, bool front) {
+    uint64_t seen = range.load(std::memory_order_relaxed);
+    for (;;) {
+      const uint64_t number = seen >> (2 * BITS);
+      if (number > part) return -1;
+      const uint64_t current = number == part ? seen : part << (2 * BITS);
+      const i64 taken = i64(current >> BITS & MOST), stolen = i64(current & MOST);
+      if (taken + stolen >= size) return -1;
+      if (range.compare_exchange_weak(seen, current + (front ? uint64_t(1) << BITS : 1), std::memory_order_relaxed))
+        return front ? taken : size - 1 - stolen;
+    }
+  }
+};
+
+// A thread's way through the parts of a job. All threads share the same parts, with the same counts, in the same order.
+class Worker {
  public:
-  // Called by any thread of the team: runs pieces until none is left, then waits for those of other threads.
+  Worker(std::vector<Lane>& lanes, int rank) : lanes_(lanes), rank_(rank) {}
+
+  int rank() const { return rank_; }
+  int team_size() const { return int(lanes_.size()); }
+
+  // Index of the first piece of a thread's range, of `count` pieces in order.
+  i64 range_start(i64 count, int rank) const { return (count * rank + team_size() - 1) / team_size(); }
+
+  // The next part: runs piece(i) for each i below `count`, and returns when the threads together have run them all.
+  // Each thread runs its range in order.
   template <class F>
   OCTAVO_INLINE void share(i64 count, F&& piece) {
-    for (i64 i = next_.fetch_add(1, std::memory_order_relaxed); i < count;
-         i = next_.fetch_add(1, std::memory_order_relaxed)) {
-      piece(i);
-      done_.fetch_add(1, std::memory_order_release);
-    }
-    spin_until([&] { return done_.load(std::memory_order_acquire) >= count; });
+    run(
+        count, [&](int owner) { return range_start(count, owner + 1) - range_start(count, owner); },
+        [&](int owner, i64 i) { piece(range_start(count, owner) + i); });
+  }
+
+  // The same with pieces dealt in turn, for pieces that are sorted by their size.
+  template <class F>
+  OCTAVO_INLINE void deal(i64 count, F&& piece) {
+    const i64 threads = team_size();
+    run(
+        count, [&](int owner) { return (count - owner + threads - 1) / threads; },
+        [&](int owner, i64 i) { piece(i * threads + owner); });
   }
 
  private:
-  std::atomic<i64> next_{0}, done_{0};
+  template <class Size, class Piece>
+  OCTAVO_INLINE void run(i64 count, Size&& size, Piece&& piece) {
+    part_++;
+    total_ += count;
+    for (int i = 0; i < team_size(); i++) {
+      const int owner = (rank_ + i) % team_size();
+      Lane& lane = lanes_[size_t(owner)];
+      const i64 pieces = size(owner);
+      for (i64 p = lane.take(part_, pieces, i == 0); p >= 0; p = lane.take(part_, pieces, i == 0)) {
+        piece(owner, p);
+        lanes_[size_t(rank_)].done.store(++done_, std::memory_order_release);
+      }
+    }
+    spin_until([&] {
+      i64 done = 0;
+      for (const Lane& lane : lanes_) done += lane.done.load(std::memory_order_acquire);
+      return done >= total_;
+    });
+  }
+
+  std::vector<Lane>& lanes_;
+  const int rank_;
+  uint64_t part_ = 0;
+  i64 total_ = 0, done_ = 0;  // pieces of all parts so far, and of these the ones that this thread has done
 };
 
-// Work for a team. A thread may start late, even after the caller has returned. So outside of pieces, run() accesses
-// only the job itself.
+// Work for a team. A thread may start late, even after the caller has returned. It then finds no piece left. So outside
+// of pieces, run() accesses only the job itself.
 struct Job {
+  explicit Job(int threads) : lanes(size_t(threads)) {}
   virtual ~Job() = default;
-  virtual void run(int rank) = 0;
+  virtual void run(Worker& worker) = 0;
+  void run_as(int rank) {
+    Worker worker(lanes, rank);
+    run(worker);
+  }
+
+ private:
+  std::vector<Lane> lanes;
 };
 
 template <class F>
 struct JobOf final : Job {
-  explicit JobOf(F f) : f_(std::move(f)) {}
-  void run(int rank) override { f_(rank); }
+  JobOf(int threads, F f) : Job(threads), f_(std::move(f)) {}
+  void run(Worker& worker) override { f_(worker); }
   F f_;
 };
 
@@ -85,15 +157,14 @@ class Team {
   // Runs the job on the calling thread, as rank 0, and on the workers.
   void run(std::shared_ptr<Job> job) {
     if (size_ > 1) publish(job);
-    job->run(0);
+    job->run_as(0);
   }
 
   // Runs a job of a single part: piece(i, rank) for each i below `count`.
   template <class F>
   void share(i64 count, F piece) {
-    auto part = std::make_shared<Part>();
-    auto body = [part, count, piece](int rank) { part->share(count, [&](i64 i) { piece(i, rank); }); };
-    run(std::make_shared<JobOf<decltype(body)>>(body));
+    auto body = [count, piece](Worker& worker) { worker.share(count, [&](i64 i) { piece(i, worker.rank()); }); };
+    run(std::make_shared<JobOf<decltype(body)>>(size_, body));
   }
 
  private:
@@ -119,7 +190,7 @@ class Team {
         job = job_;
       }
       if (!job) return;
-      job->run(rank);
+      job->run_as(rank);
     }
   }
 

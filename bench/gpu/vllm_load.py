@@ -1,7 +1,11 @@
-"""Shared by the peers' runners: read the load, run it twice, write the results. Standard library only."""
+"""vLLM's offline engine on the load of `peer`, in a process of its own: python -m bench.gpu.vllm_load LOAD.json.
+
+vLLM generates its own weights (load_format dummy). Imports nothing of Octavo.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -30,3 +34,24 @@ def serve(version: str, load: Callable[[str], Answer]) -> None:
             sys.exit(f"{sum(found)} tokens came out, {sum(given['outputs'])} were asked for")
     result = {"version": version, "start_s": started, "rounds_s": rounds, "tokens": sum(given["outputs"])}
     Path(given["result"]).write_text(json.dumps(result), encoding="utf-8")
+
+
+def load(vllm: Any, folder: str) -> Answer:
+    llm = vllm.LLM(
+        folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=4096, max_num_seqs=256,
+        enable_prefix_caching=False, disable_log_stats=True,
+    )  # fmt: skip
+
+    def answer(prompts: list[list[int]], outputs: list[int]) -> list[int]:
+        params = [
+            vllm.SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=n, detokenize=False) for n in outputs
+        ]
+        found = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        return [len(one.outputs[0].token_ids) for one in found]
+
+    return answer
+
+
+if __name__ == "__main__":
+    engine = importlib.import_module("vllm")
+    serve(f"vllm {engine.__version__}", lambda folder: load(engine, folder))

@@ -1,0 +1,20 @@
+"""Refuses a quantization that would change nothing."""
+
+from __future__ import annotations
+
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.config.engine import Quantization
+from octavo_inference.models.weights import Weights
+
+
+def require_floats(weights: Weights, quantization: Quantization) -> None:
+    """Raise SettingsError if all weights are quantized already."""
+    if quantization != "auto" and not any(
+        matrix.format in {"f32", "bf16", "f16"}
+        for layer in weights.layers
+        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
+    ):
+        raise SettingsError(
+            f"quantization {quantization} has no effect: the checkpoint is already quantised; leave it at auto",
+            "quantization",
+        )

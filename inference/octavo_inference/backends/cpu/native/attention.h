@@ -1,9 +1,9 @@
 // Paged attention with online softmax, for prefill chunks and decode alike.
 //
-// A row is a pair of query token and head. Rows that share a KV head form tiles of up to MAX_ROWS, so that K and V are
-// loaded once for all of them. Keys are taken in chunks of two tiles of the KV pool. Sums start anew in every segment of
-// SEGMENT keys, and the segments of a row are merged in order. Chunks and segments count from the start of the sequence,
-// so a row's result does not depend on how its sequence is divided into items.
+// A row is a pair of query token and head. Up to MAX_ROWS rows that share a KV head are computed together: K and V are
+// loaded once for all of them. Keys are taken in chunks of two tiles of the KV pool. Sums start anew in every
+// segment of SEGMENT keys, and the segments of a row are merged in order. Chunks and segments count from the start of
+// the sequence, so a row's result does not depend on how its sequence is divided into items.
 #pragma once
 
 #include <algorithm>
@@ -17,15 +17,15 @@
 namespace octavo {
 
 constexpr int CHUNK = 2 * TILE;     // keys per iteration
-constexpr int SEGMENT = 256;        // keys per partial sum
+constexpr int SEGMENT = 512;        // keys per partial sum
 constexpr int ITEM_ROWS = 48;       // most rows of an item, over all of its KV heads
 constexpr float MASKED = -1e30f;
 
-// One thread's work on a layer: rows [first_row, first_row + rows) of a sequence, (token, head in group) pairs with heads
-// fastest, for each of its KV heads. They attend to keys [first_key, keys).
+// Work of one thread: rows [first_row, first_row + rows) of a sequence, for each of `heads` KV heads. These are (token,
+// head in group) pairs with heads fastest. They attend to keys [first_key, keys).
 struct AttentionItem {
   int32_t seq, first_head, heads, first_row, rows, first_key, keys;
-  int32_t split, segment;  // its number among the items of split sequences' heads, if split >= 0
+  int32_t split, segment;  // index of the AttentionSplit, or -1, and of the item's segment in it
 };
 
 // Heads of a sequence whose segments are separate items. The item that finishes last merges them.
@@ -33,6 +33,9 @@ struct AttentionSplit {
   int32_t segments;
   i64 partials;  // offset of [segments][heads][rows] partial sums
 };
+
+// Sums of a row: its `dim` weighted values, then the weights themselves in W lanes.
+inline int sum_floats(int dim) { return dim + W; }
 
 // The items of a step, and the partial sums of the layer that is being computed.
 class AttentionPlan {
@@ -44,7 +47,7 @@ class AttentionPlan {
   const AttentionItem* begin(i64 piece) const { return items_.data() + (piece ? piece_ends_[size_t(piece) - 1] : 0); }
   const AttentionItem* end(i64 piece) const { return items_.data() + piece_ends_[size_t(piece)]; }
 
-  // Partial sums of a row: `dim` values, their maximum, their sum of weights.
+  // Partial sums of a row, as sum_floats says, then their maximum.
   float* partial(const AttentionItem& item, int segment, int row) const {
     const AttentionSplit& split = splits_[size_t(item.split)];
     return partials_.get() + split.partials + (i64(segment) * item.heads * item.rows + row) * partial_floats_;
@@ -71,7 +74,8 @@ class AttentionPlan {
 
 inline i64 work(const AttentionItem& item) { return i64(item.keys - item.first_key) * item.heads * item.rows; }
 
-inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size) : partial_floats_(m.head_dim + TILE) {
+inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size)
+    : partial_floats_(sum_floats(m.head_dim) + TILE) {
   const int group = m.heads / m.kv_heads;
   // All KV heads together read whole tiles, front to back. With little to share out, each head is an item of its own.
   i64 segments = 0;
@@ -92,7 +96,8 @@ inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq,
     for (int tile = 0; tile < tiles; tile++) {
       const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
       const int keys = length - queries + (last - 1) / group + 1;
-      for (int head = 0; head < m.kv_heads; head++) items_.push_back({seq, head, 1, first, last - first, 0, keys, -1, 0});
+      for (int head = 0; head < m.kv_heads; head++)
+        items_.push_back({seq, head, 1, first, last - first, 0, keys, -1, 0});
     }
     return;
   }
@@ -134,9 +139,11 @@ struct AttentionLayer {
   typename P::Act* attended;
 };
 
-// Scratch floats of a thread. Per row: accumulator, q (activation type, at most 4 bytes), weights, maximum. Per row of a
-// tile: merged accumulator, scores, p.
-inline i64 attention_scratch(int dim) { return ITEM_ROWS * (2 * i64(dim) + W + 1) + MAX_ROWS * (i64(dim) + 2 * CHUNK); }
+// Scratch floats of a thread. For each row of an item: sums, q (activation type, at most 4 bytes), maximum. For each of
+// one KV head: merged sums, scores, p.
+inline i64 attention_scratch(int dim) {
+  return ITEM_ROWS * (i64(sum_floats(dim)) + dim + 1) + MAX_ROWS * (i64(sum_floats(dim)) + 2 * CHUNK);
+}
 
 // K of a chunk's two tiles, for one head. V follows K.
 template <class P>
@@ -162,12 +169,13 @@ static OCTAVO_INLINE ChunkTiles<P> chunk_tiles(const AttentionLayer<P>& layer, c
   return tiles.head(item.first_head, layer.m.head_dim);
 }
 
-// Prefetches, line by line, the row of `next` at the same place as a row that is being read.
+// Prefetches, line by line, the row of `next` at the same place as a row that is being read. Into L2: its misses are
+// more than those that L1 can have in flight, and it needs as many to keep the memory busy.
 template <class Elem>
 static OCTAVO_INLINE void prefetch_row(const Elem* next, int elements) {
   const char* line = reinterpret_cast<const char*>(next);
 #pragma GCC unroll 8
-  for (int at = 0; at < elements * int(sizeof(Elem)); at += 64) __builtin_prefetch(line + at);
+  for (int at = 0; at < elements * int(sizeof(Elem)); at += 64) __builtin_prefetch(line + at, 0, 2);
 }
 
 template <class P, int STEP, int R, int TILES>
@@ -187,8 +195,8 @@ static OCTAVO_INLINE void score_step(const typename P::Act* q, int dim, const ty
 
 // scores[r][column] = q[r] · k[column] for the columns of TILES tiles, beginning with `tile`.
 template <class P, int R, int TILES>
-static OCTAVO_INLINE void score_tiles(const typename P::Act* q, int dim, const ChunkTiles<P>& k, int tile, float* scores,
-                                      const ChunkTiles<P>& next) {
+static OCTAVO_INLINE void score_tiles(const typename P::Act* q, int dim, const ChunkTiles<P>& k, int tile,
+                                      float* scores, const ChunkTiles<P>& next) {
   constexpr int NV = TILES * TILE / W, ROW = TILE * P::GROUP;
   const typename P::Elem *keys[TILES], *ahead[TILES];
   for (int i = 0; i < TILES; i++) keys[i] = k.at[tile + i], ahead[i] = next.at[tile + i];
@@ -208,10 +216,10 @@ static OCTAVO_INLINE void score_tiles(const typename P::Act* q, int dim, const C
     for (int c = 0; c < NV; c++) store(scores + r * CHUNK + tile * TILE + c * W, acc[r][c]);
 }
 
-// out[r][column] = rescale[r] * out[r][column] + p[r] · v[column] for NV vectors of columns, beginning with `column`.
+// sums[r][column] = rescale[r] * sums[r][column] + p[r] · v[column] for NV vectors of columns, the first at `column`.
 template <class P, int R, int NV>
 static OCTAVO_INLINE void add_values(const typename P::Act* p, const ChunkTiles<P>& v, int dim, int column,
-                                     const float* rescale, float* out, const ChunkTiles<P>& next) {
+                                     const float* rescale, float* sums, const ChunkTiles<P>& next) {
   constexpr int G = P::GROUP;
   Vec acc[R][NV] = {};
   for (int tile = 0; tile < 2; tile++) {
@@ -227,7 +235,7 @@ static OCTAVO_INLINE void add_values(const typename P::Act* p, const ChunkTiles<
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
     for (int c = 0; c < NV; c++) {
-      float* at = out + r * dim + column + c * W;
+      float* at = sums + r * sum_floats(dim) + column + c * W;
       store(at, fma(load(at), splat(rescale[r]), acc[r][c]));
     }
 }
@@ -235,52 +243,51 @@ static OCTAVO_INLINE void add_values(const typename P::Act* p, const ChunkTiles<
 // Adds as many columns as possible in passes of NV vectors, then the others in narrower ones.
 template <class P, int R, int NV>
 static OCTAVO_INLINE void add_all_values(const typename P::Act* p, const ChunkTiles<P>& v, int dim, int column,
-                                         const float* rescale, float* out, const ChunkTiles<P>& next) {
-  for (; column + NV * W <= dim; column += NV * W) add_values<P, R, NV>(p, v, dim, column, rescale, out, next);
-  if constexpr (NV * W > 16)
-    if (column < dim) add_all_values<P, R, NV / 2>(p, v, dim, column, rescale, out, next);
+                                         const float* rescale, float* sums, const ChunkTiles<P>& next) {
+  for (; column + NV * W <= dim; column += NV * W) add_values<P, R, NV>(p, v, dim, column, rescale, sums, next);
+  if constexpr (NV * W > TILE)
+    if (column < dim) add_all_values<P, R, NV / 2>(p, v, dim, column, rescale, sums, next);
 }
 
-// One step of online softmax in base 2, for one row of scores. Returns the factor that rescales the previous sums.
-// Keys outside [from, to) of the chunk are masked. WHOLE: no key of the chunk is.
+// One step of online softmax in base 2, for one row of scores. Adds the chunk's weights to `weights`, and returns the
+// factor that rescales the previous sums of values. Keys outside [from, to) are masked. WHOLE: no key is.
 template <bool WHOLE, class Act>
-static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& running_max, float* running_sum, Act* p) {
+static OCTAVO_INLINE float soften(const float* scores, int from, int to, float& top, float* weights, Act* p) {
   constexpr int VECS = CHUNK / W;
   const auto seen = [&](int c, Vec x, Vec otherwise) {
     if (WHOLE) return x;
     const IVec lane = lane_numbers() + c * W;
     return ((lane >= from) & (lane < to)) ? x : otherwise;
   };
-  Vec s[VECS], top = splat(MASKED);
+  Vec s[VECS], peaks = splat(MASKED), total = load(weights);
   for (int c = 0; c < VECS; c++) {
     s[c] = seen(c, load(scores + c * W), splat(MASKED));
-    top = max(top, s[c]);
+    peaks = max(peaks, s[c]);
   }
-  Vec total = load(running_sum);
-  const float chunk_max = highest(top);
+  const float before = top, now = std::max(before, highest(peaks));
   float rescale = 1.0f;
-  if (chunk_max > running_max) {
-    rescale = std::exp2(running_max - chunk_max);
-    running_max = chunk_max;
+  if (now > before) {
+    rescale = std::exp2(before - now);
     total *= rescale;
+    top = now;
   }
   for (int c = 0; c < VECS; c++) {
-    Vec e = seen(c, exp2(s[c] - running_max), Vec{});
+    Vec e = seen(c, exp2(s[c] - now), Vec{});
     total += e;
     store(p + c * W, e);
   }
-  store(running_sum, total);
+  store(weights, total);
   return rescale;
 }
 
 // Adds the sums of a later segment to those of earlier ones.
-static OCTAVO_INLINE void merge(float* acc, float& top, float& weight, const float* other, float other_top,
-                                float other_weight, int dim) {
-  const float highest = std::max(top, other_top);
-  const float scale = std::exp2(top - highest), other_scale = std::exp2(other_top - highest);
-  for (int i = 0; i < dim; i += W) store(acc + i, fma(load(other + i), splat(other_scale), load(acc + i) * scale));
-  weight = weight * scale + other_weight * other_scale;
-  top = highest;
+static OCTAVO_INLINE void merge(float* sums, float& top, const float* later, float later_top, int dim) {
+  const float now = std::max(top, later_top);
+  const float scale = top < now ? std::exp2(top - now) : 1.0f;
+  const float later_scale = later_top < now ? std::exp2(later_top - now) : 1.0f;
+  for (int i = 0; i < sum_floats(dim); i += W)
+    store(sums + i, fma(load(later + i), splat(later_scale), load(sums + i) * scale));
+  top = now;
 }
 
 static OCTAVO_INLINE void clear(float* values, int count) {
@@ -294,34 +301,31 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   using Act = typename P::Act;
   const Model& m = layer.m;
   const Batch& b = layer.b;
-  const int dim = m.head_dim, group = m.heads / m.kv_heads, rows = item.heads * R;
-  float* acc = scratch;
-  float* weights = acc + ITEM_ROWS * dim;
-  float* scores = weights + ITEM_ROWS * W;
-  float* merged = scores + MAX_ROWS * CHUNK;
-  Act* p = reinterpret_cast<Act*>(merged + MAX_ROWS * dim);
-  Act* q = reinterpret_cast<Act*>(merged + MAX_ROWS * (dim + CHUNK));
-  float* top = merged + MAX_ROWS * (dim + CHUNK) + ITEM_ROWS * dim;
+  const int dim = m.head_dim, width = sum_floats(dim), group = m.heads / m.kv_heads, rows = item.heads * R;
+  float* sums = scratch;
+  float* merged = sums + ITEM_ROWS * width;
+  float* scores = merged + MAX_ROWS * width;
+  float* top = scores + MAX_ROWS * CHUNK;
+  Act* p = reinterpret_cast<Act*>(top + ITEM_ROWS);
+  Act* q = reinterpret_cast<Act*>(top + ITEM_ROWS + MAX_ROWS * CHUNK);
 
   const float scale = m.score_scale * LOG2_E, cap = m.attention_softcap * LOG2_E;
   const int context_before = b.seq_len[item.seq] - (b.query_start[item.seq + 1] - b.query_start[item.seq]);
   int first[R], limit[R];  // row r attends to keys [first[r], limit[r])
-  i64 place[R];            // of its head among all tokens' heads, for the first KV head
+  i64 token[R], head[R];   // head: in the item's first group
   for (int r = 0; r < R; r++) {
     const int query = (item.first_row + r) / group;
     limit[r] = context_before + query + 1;
     first[r] = layer.window ? std::max(0, limit[r] - layer.window) : 0;
-    place[r] = (b.query_start[item.seq] + query) * m.heads + item.first_head * group + (item.first_row + r) % group;
-  }
-  for (int h = 0; h < item.heads; h++)
-    for (int r = 0; r < R; r++) {
-      const i64 token = place[r] / m.heads, head = place[r] % m.heads + h * group;
-      const float* from = layer.qkv + token * layer.qkv_stride + head * dim;
+    token[r] = b.query_start[item.seq] + query;
+    head[r] = item.first_head * group + (item.first_row + r) % group;
+    for (int h = 0; h < item.heads; h++) {
+      const float* from = layer.qkv + token[r] * layer.qkv_stride + (head[r] + h * group) * dim;
       for (int i = 0; i < dim; i += W) store(q + (h * R + r) * dim + i, load(from + i) * scale);
     }
+  }
   const auto restart = [&] {
-    clear(acc, rows * dim);
-    clear(weights, rows * W);
+    clear(sums, rows * width);
     std::fill(top, top + rows, MASKED);
   };
   restart();
@@ -329,24 +333,24 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   // Tiles of few rows have more columns, so that enough independent sums are in flight to hide the FMA latency.
   constexpr int TILES = W == 16 || R <= 2 ? 2 : 1;
   constexpr int NV = W == 16 ? (R <= 2 ? 8 : R <= 6 ? 4 : 2) : R <= 2 ? 32 / W : 16 / W;
-  float merged_top[R], merged_weight[R];
-  bool merging = false;
+  float merged_top[R] = {};
+  bool merging = false;  // only items of one head have several segments
   // Rows are in token order, so first[r] and limit[r] never decrease with r.
   const int begin = std::max(item.first_key, first[0] / CHUNK * CHUNK);
   ChunkTiles<P> coming = chunk_tiles(layer, item, std::min(begin, item.keys - 1));
   for (int start = begin; start < item.keys; start += CHUNK) {
     if (start % SEGMENT == 0 && start > begin) {
-      if (!merging) clear(merged, R * dim);
-      for (int r = 0; r < R; r++) {
-        if (!merging) merged_top[r] = MASKED, merged_weight[r] = 0;
-        merge(merged + r * dim, merged_top[r], merged_weight[r], acc + r * dim, top[r], sum(load(weights + r * W)), dim);
+      if (!merging) {
+        clear(merged, R * width);
+        std::fill(merged_top, merged_top + R, MASKED);
+        merging = true;
       }
-      merging = true;
+      for (int r = 0; r < R; r++) merge(merged + r * width, merged_top[r], sums + r * width, top[r], dim);
       restart();
     }
-    const bool last = start + CHUNK >= item.keys;
     const ChunkTiles<P> tiles = coming;
-    coming = last ? chunk_tiles(layer, next, next.first_key) : chunk_tiles(layer, item, start + CHUNK);
+    coming = start + CHUNK < item.keys ? chunk_tiles(layer, item, start + CHUNK)
+                                       : chunk_tiles(layer, next, next.first_key);
     const bool whole = start >= first[R - 1] && start + CHUNK <= limit[0];
     for (int h = 0; h < item.heads; h++) {
       const ChunkTiles<P> k = tiles.head(h, dim), ahead = h + 1 < item.heads ? tiles.head(h + 1, dim) : coming;
@@ -356,44 +360,42 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
         for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
       float rescale[R];
       for (int r = 0; r < R; r++) {
-        const int row = h * R + r;
-        rescale[r] = whole ? soften<true>(scores + r * CHUNK, 0, CHUNK, top[row], weights + row * W, p + r * CHUNK)
-                           : soften<false>(scores + r * CHUNK, first[r] - start, limit[r] - start, top[row],
-                                           weights + row * W, p + r * CHUNK);
+        const float* row = scores + r * CHUNK;
+        float* weights = sums + (h * R + r) * width + dim;
+        rescale[r] = whole ? soften<true>(row, 0, CHUNK, top[h * R + r], weights, p + r * CHUNK)
+                           : soften<false>(row, first[r] - start, limit[r] - start, top[h * R + r], weights,
+                                           p + r * CHUNK);
       }
-      add_all_values<P, R, NV>(p, k.values(dim), dim, 0, rescale, acc + h * R * dim, ahead.values(dim));
+      add_all_values<P, R, NV>(p, k.values(dim), dim, 0, rescale, sums + h * R * width, ahead.values(dim));
     }
   }
 
-  const auto finish = [&](int h, int r, const float* values, float weight) {
-    Act* out = layer.attended + (place[r] + h * group) * dim;
-    for (int i = 0; i < dim; i += W) store(out + i, load(values + i) * (1.0f / weight));
+  const auto finish = [&](int row, const float* from) {
+    const float inverse = 1.0f / sum(load(from + dim));
+    Act* out = layer.attended + (token[row % R] * m.heads + head[row % R] + row / R * group) * dim;
+    for (int i = 0; i < dim; i += W) store(out + i, load(from + i) * inverse);
   };
-  for (int h = 0; h < item.heads; h++)
-    for (int r = 0; r < R; r++) {
-      const int row = h * R + r;
-      const float* values = acc + row * dim;
-      const float weight = sum(load(weights + row * W));
-      if (item.split >= 0) {
-        float* partial = plan.partial(item, item.segment, row);
-        std::copy(values, values + dim, partial);
-        partial[dim] = top[row], partial[dim + 1] = weight;
-      } else if (merging) {
-        merge(merged + r * dim, merged_top[r], merged_weight[r], values, top[row], weight, dim);
-        finish(h, r, merged + r * dim, merged_weight[r]);
-      } else {
-        finish(h, r, values, weight);
-      }
+  if (item.split < 0) {
+    for (int row = 0; row < rows; row++) {
+      if (merging) merge(merged + row * width, merged_top[row], sums + row * width, top[row], dim);
+      finish(row, (merging ? merged : sums) + row * width);
     }
-  if (item.split < 0 || !plan.finish(item)) return;
+    return;
+  }
   for (int row = 0; row < rows; row++) {
-    float highest = MASKED, weight = 0;
-    clear(acc, dim);
+    float* partial = plan.partial(item, item.segment, row);
+    std::copy(sums + row * width, sums + (row + 1) * width, partial);
+    partial[width] = top[row];
+  }
+  if (!plan.finish(item)) return;
+  for (int row = 0; row < rows; row++) {
+    float highest = MASKED;
+    clear(sums, width);
     for (int segment = 0; segment < plan.segments(item); segment++) {
       const float* partial = plan.partial(item, segment, row);
-      merge(acc, highest, weight, partial, partial[dim], partial[dim + 1], dim);
+      merge(sums, highest, partial, partial[width], dim);
     }
-    finish(row / R, row % R, acc, weight);
+    finish(row, sums);
   }
 }
 

@@ -49,15 +49,20 @@ def prefill(engine: Engine, lengths: tuple[int, ...], steps: int) -> dict[str, f
 
 
 def timed(engine: Engine) -> dict[str, float]:
-    """Milliseconds of one step and its parts; `host` is the time outside the native call."""
+    """Milliseconds of one step and its parts; `host` is the time outside the native call.
+
+    A launch may run several decode steps: each is their mean.
+    """
     backend = engine.backend
     assert isinstance(backend, CpuBackend)  # noqa: S101 (the only one that measures its parts)
     native = backend.profile
     before = {part: getattr(native, part) for part in PARTS}
-    begin = time.perf_counter()
+    counted, begin = engine.counters.steps().count, time.perf_counter()
     engine.step()
     total = 1e3 * (time.perf_counter() - begin)
-    parts = {part: 1e3 * (getattr(native, part) - before[part]) for part in PARTS}
+    steps = max(1, engine.counters.steps().count - counted)
+    parts = {part: 1e3 * (getattr(native, part) - before[part]) / steps for part in PARTS}
+    total /= steps
     return {"total": total} | parts | {"host": total - sum(parts.values())}
 
 

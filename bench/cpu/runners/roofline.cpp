@@ -43,9 +43,15 @@ double fastest(int threads, F work) {
   return best;
 }
 
-// Keeps the compiler from removing or merging the computation of `value`.
+// Keeps the compiler from removing or merging the computation of `value`, which stays in a register.
 template <class T>
-void use(T& value) { asm volatile("" : "+m"(value)); }
+void use(T& value) {
+#if defined(__x86_64__)
+  asm volatile("" : "+v"(value));
+#else
+  asm volatile("" : "+w"(value));
+#endif
+}
 
 double read_gb_per_second(int threads) {
   constexpr size_t kPerThread = size_t(256) << 20, kCount = kPerThread / kBytes;

@@ -246,15 +246,14 @@ class EngineSettings:
         int | None,
         Knob(
             "tokens per KV block: 16, 32, 64 or 128",
-            unset="16 on a GPU, else 32",
+            unset="16",
             unit="tokens",
             metavar="TOKENS",
             low=1,
             choices=(16, 32, 64, 128),
             api=ApiField(
                 "kv.blockSize",
-                "blockSize is the number of tokens in one KV block: 16, 32, 64 or 128. The value 16 requires a GPU. "
-                "Defaults to 16 on a GPU, and to 32 on a CPU.",
+                "blockSize is the number of tokens in one KV block: 16, 32, 64 or 128. Defaults to 16.",
             ),
         ),
     ] = None

@@ -40,7 +40,7 @@ class PodProfile:
     mixed_floor: float = 0.0
     noise: float = 0.03
     gpus: float = 1.0
-    block_size: int = 32
+    block_size: int = 16
     max_running: int = 128
     budget: int = 2048
     max_waiting: int = 1024

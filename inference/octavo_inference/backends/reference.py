@@ -27,7 +27,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
 
 TILE = 8
-DEFAULT_BLOCK_SIZE = 32
+DEFAULT_BLOCK_SIZE = 16
 KV_ELEMENT_BYTES = 4
 _SCORED_ROWS = 8 * TILE  # rows of logits that exist at a time while a prompt is scored
 

@@ -718,11 +718,6 @@ class Spec(ApiBlock):
             "or autoscaling.maxReplicas, or set autoscaling.mode to Manual or External",
         ),
         Rule(
-            rule="self.resources.gpu.count > 0 || !has(self.engine.kv.blockSize) || self.engine.kv.blockSize != 16",
-            message="engine.kv.blockSize 16 requires a GPU, because CPU kernels read 32 keys at a time; use 32, 64 "
-            "or 128, or leave blockSize out",
-        ),
-        Rule(
             rule=f"!has({_BATCHED}) || {_BATCHED} >= {_ROWS}",
             message="scheduler.maxBatchedTokens must not be less than scheduler.maxRunningRequests (or the "
             "profile's): each running sequence takes one token of a step",

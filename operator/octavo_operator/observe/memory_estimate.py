@@ -16,7 +16,7 @@ from octavo_protocol.model import ModelReport
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
 PROCESSES = 160 << 20
-_BLOCK_SIZE = 32
+_BLOCK_SIZE = 16
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.

@@ -29,9 +29,9 @@ from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
 
-DEFAULT_BLOCK_SIZE = 32
+DEFAULT_BLOCK_SIZE = 16
 
-_CHUNK = 32  # keys per iteration of the attention kernel
+_TILE = 16  # keys that lie together in the KV pool; see layers.h
 _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
@@ -327,8 +327,8 @@ def _float_format(dtype: str) -> Literal["f32", "bf16"]:
 
 
 def _check(config: ModelConfig, block_size: int) -> None:
-    if block_size <= 0 or block_size % _CHUNK:
-        raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_CHUNK}", "block_size")
+    if block_size <= 0 or block_size % _TILE:
+        raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_TILE}", "block_size")
     for name in ("hidden", "intermediate", "head_dim"):
         value = getattr(config, name)
         if value % _STEP:

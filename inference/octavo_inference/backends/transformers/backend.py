@@ -21,7 +21,7 @@ from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResul
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import sample, score
 
-DEFAULT_BLOCK_SIZE = 32
+DEFAULT_BLOCK_SIZE = 16
 _SCORED_TOKENS = 256
 
 

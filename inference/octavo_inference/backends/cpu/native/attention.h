@@ -169,6 +169,15 @@ static OCTAVO_INLINE ChunkTiles<P> chunk_tiles(const AttentionLayer<P>& layer, c
   return tiles.head(item.first_head, layer.m.head_dim);
 }
 
+// With these instructions, dot_tile computes pairs of rows at once. It prefetches as much as the loops below.
+#if defined(OCTAVO_ARM_BF16)
+template <class P, int R>
+constexpr bool ROW_PAIRS = R > 2 && P::GROUP == 2;
+#else
+template <class P, int R>
+constexpr bool ROW_PAIRS = false;
+#endif
+
 // Prefetches, line by line, the row of `next` at the same place as a row that is being read. Into L2: its misses are
 // more than those that L1 can have in flight, and it needs as many to keep the memory busy.
 template <class Elem>
@@ -201,13 +210,18 @@ static OCTAVO_INLINE void score_tiles(const typename P::Act* q, int dim, const C
   const typename P::Elem *keys[TILES], *ahead[TILES];
   for (int i = 0; i < TILES; i++) keys[i] = k.at[tile + i], ahead[i] = next.at[tile + i];
   Vec acc[R][NV] = {};
-  for (int g = 0; g < dim / P::GROUP; g++) {
-    score_step<P, 0, R, TILES>(q, dim, keys, acc);
-    if constexpr (P::STEPS == 2) score_step<P, 1, R, TILES>(q, dim, keys, acc);
-    q += P::GROUP;
-    for (int i = 0; i < TILES; i++) {
-      prefetch_row(ahead[i], ROW);
-      keys[i] += ROW, ahead[i] += ROW;
+  if constexpr (ROW_PAIRS<P, R>) {
+    static_assert(TILES == 1);
+    dot_tile<P, R, NV>(q, dim, keys[0], ROW, dim / P::GROUP, acc, Prefetch{reinterpret_cast<const char*>(ahead[0]), 64});
+  } else {
+    for (int g = 0; g < dim / P::GROUP; g++) {
+      score_step<P, 0, R, TILES>(q, dim, keys, acc);
+      if constexpr (P::STEPS == 2) score_step<P, 1, R, TILES>(q, dim, keys, acc);
+      q += P::GROUP;
+      for (int i = 0; i < TILES; i++) {
+        prefetch_row(ahead[i], ROW);
+        keys[i] += ROW, ahead[i] += ROW;
+      }
     }
   }
 #pragma GCC unroll 12
@@ -224,11 +238,17 @@ static OCTAVO_INLINE void add_values(const typename P::Act* p, const ChunkTiles<
   Vec acc[R][NV] = {};
   for (int tile = 0; tile < 2; tile++) {
     const typename P::Elem *values = v.at[tile] + column * G, *ahead = next.at[tile] + column * G;
-    for (int g = 0; g < TILE / G; g++) {
-      dot_step<P, 0>(p, CHUNK, values, acc);
-      if constexpr (P::STEPS == 2) dot_step<P, 1>(p, CHUNK, values, acc);
-      prefetch_row(ahead, NV * W * G);
-      p += G, values += dim * G, ahead += dim * G;
+    if constexpr (ROW_PAIRS<P, R>) {
+      static_assert(NV * W == TILE);
+      const Prefetch prefetch{reinterpret_cast<const char*>(ahead), i64(sizeof *ahead) * dim * G};
+      dot_tile<P, R, NV>(p + tile * TILE, CHUNK, values, dim * G, TILE / G, acc, prefetch);
+    } else {
+      for (int g = 0; g < TILE / G; g++, values += dim * G, ahead += dim * G) {
+        const auto* weights = p + tile * TILE + g * G;
+        dot_step<P, 0>(weights, CHUNK, values, acc);
+        if constexpr (P::STEPS == 2) dot_step<P, 1>(weights, CHUNK, values, acc);
+        prefetch_row(ahead, NV * W * G);
+      }
     }
   }
 #pragma GCC unroll 12

@@ -1,7 +1,7 @@
 """Several decode steps in one launch: the host works once for all of them.
 
 Between two steps of a run, the device alone appends each token to its sequence. So no sequence of a run has a grammar
-or log-probabilities, or is below its `min_tokens`. The run ends with the step in which one of them ends.
+or log-probabilities, or is below its `min_tokens`, and none still waits for its first token. The run ends with the step in which one of them ends.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def plan_run(plan: SchedulerOutput, scheduler: Scheduler, seconds: float, messag
 
 
 def _runs(sequence: Sequence) -> bool:
-    return sequence.plain and sequence.total >= sequence.min_total
+    return sequence.plain and sequence.total >= sequence.min_total and sequence.total > sequence.prompt_len

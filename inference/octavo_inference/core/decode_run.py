@@ -1,7 +1,8 @@
 """Several decode steps in one launch: the host works once for all of them.
 
 Between two steps of a run, the device alone appends each token to its sequence. So no sequence of a run has a grammar
-or log-probabilities, or is below its `min_tokens`, and none still waits for its first token. The run ends with the step in which one of them ends.
+or log-probabilities, or is below its `min_tokens`. First tokens are sent at once: none waits for one either. The run
+ends with the step in which one of them ends.
 """
 
 from __future__ import annotations

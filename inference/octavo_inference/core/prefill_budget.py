@@ -123,11 +123,13 @@ class PrefillBudget:
 
         Nothing else limits them if no sequence decodes or nothing is measured yet.
         """
-        quiet = self._decoding(answers)
-        if not answers or quiet <= 0 or not self._measured:
+        if not answers:
             return PromptRoom(tokens)
         if self.pauses_prompts:
             return PromptRoom(0)
+        quiet = self._decoding(answers)
+        if quiet <= 0 or not self._measured:
+            return PromptRoom(tokens)
         fixed, per_token, per_pair = self._fit
         seconds = prompt_seconds(quiet, fixed, self.slowdown, answers, entering)
         if self._since_quiet == _EXPLORE // 2:

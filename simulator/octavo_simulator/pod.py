@@ -188,8 +188,9 @@ class SimulatedPod:
             self._planned = 1
             self.until = self._clock + self._factor * self._mixed()
         else:
-            # One step only: a preempted sequence may be admitted in the next one.
-            self._plan_decodes(1 if preempted else self._longest)
+            # One step only: a preempted sequence may be admitted in the next one, a prompt that pauses goes on.
+            paused = self._pace is not None and self._pace.pauses_prompts
+            self._plan_decodes(1 if preempted or paused else self._longest)
 
     def _plan_decodes(self, most: int) -> None:
         """Plan a jump until a sequence ends, the pool is full, or the noise changes; at most `most` steps."""
@@ -333,8 +334,9 @@ class SimulatedPod:
             free = self.profile.max_running - len(self._order)
             room = self._pace.room(room.tokens, self._rows, len(self._filling) + min(len(self._waiting), free))
         for job in self._filling:
-            if not self._take(job, room):
+            if room.tokens <= 0:
                 return
+            self._take(job, room)
         while admit and self._waiting and self._fits(self._waiting[0]):
             head = self._waiting[0]
             if not room.chunk(
@@ -344,13 +346,12 @@ class SimulatedPod:
             self._start(self._dequeue())
             self._take(head, room)
 
-    def _take(self, job: SimulatedRequest, room: PromptRoom) -> bool:
-        """Plan a sequence's chunk; False if no tokens are left for it."""
+    def _take(self, job: SimulatedRequest, room: PromptRoom) -> None:
+        """Plan a sequence's chunk, if tokens are left for it."""
         take = min(job.total - job.computed, room.chunk(job.computed))
         if take:
             self._chunks.append((job, take))
             room.take(take, job.computed)
-        return take > 0
 
     def _start(self, job: SimulatedRequest) -> None:
         size, prefix = self.profile.block_size, job.request.prefix

@@ -1,7 +1,8 @@
 """Several decode steps in one launch: the host works once for all of them.
 
 Between two steps of a run, the device alone appends each token to its sequence. So no sequence of a run has a grammar
-or log-probabilities, or is below its `min_tokens`. The run ends with the step in which one of them ends.
+or log-probabilities, or is below its `min_tokens`. First tokens are sent at once: none waits for one either. The run
+ends with the step in which one of them ends.
 """
 
 from __future__ import annotations
@@ -42,4 +43,4 @@ def plan_run(plan: SchedulerOutput, scheduler: Scheduler, seconds: float, messag
 
 
 def _runs(sequence: Sequence) -> bool:
-    return sequence.plain and sequence.total >= sequence.min_total
+    return sequence.plain and sequence.total >= sequence.min_total and sequence.total > sequence.prompt_len

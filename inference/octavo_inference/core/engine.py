@@ -363,6 +363,8 @@ class Engine:
         """The run of steps that begins with a plan; None without."""
         if not self._runs or self.guided.compiling:
             return None
+        if self._prefill_budget is not None and self._prefill_budget.pauses_prompts:
+            return None  # prompts wait for one step, not for a run
         seconds = min(MOST_SECONDS, self._live.deadlines.next() - now)
         if 2 * self._step_seconds > seconds:
             return None  # its second step would end too late

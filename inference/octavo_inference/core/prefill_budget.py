@@ -95,6 +95,11 @@ class PrefillBudget:
         # Steps with prompts since the last one without.
         self._since_quiet = 0
 
+    @property
+    def pauses_prompts(self) -> bool:
+        """True if the next step with decodes takes no prompt tokens, to measure the decodes alone."""
+        return self._since_quiet >= _EXPLORE
+
     def observe(self, seconds: float, answers: int, prefill: int, pairs: int = 0, steps: int = 1) -> None:
         """Record `steps` consecutive steps of `seconds` with `answers` decodes and `prefill` prompt tokens each.
 
@@ -118,11 +123,13 @@ class PrefillBudget:
 
         Nothing else limits them if no sequence decodes or nothing is measured yet.
         """
-        quiet = self._decoding(answers)
-        if not answers or quiet <= 0 or not self._measured:
+        if not answers:
             return PromptRoom(tokens)
-        if self._since_quiet >= _EXPLORE:
+        if self.pauses_prompts:
             return PromptRoom(0)
+        quiet = self._decoding(answers)
+        if quiet <= 0 or not self._measured:
+            return PromptRoom(tokens)
         fixed, per_token, per_pair = self._fit
         seconds = prompt_seconds(quiet, fixed, self.slowdown, answers, entering)
         if self._since_quiet == _EXPLORE // 2:

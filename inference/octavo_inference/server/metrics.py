@@ -69,18 +69,19 @@ class ServerMetrics:
         self.request_max_tokens = Histogram(TOKEN_BUCKETS)
         self.request_choices = Histogram(CHOICE_BUCKETS)
         self.step_tokens = Histogram(STEP_TOKEN_BUCKETS)
-        self._tokens_of_steps = 0
+        self._steps = self._tokens_of_steps = 0
         self.finished: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
         self.rejected: Counter[str] = Counter(
             {"draining": 0, "not_ready": 0, "sleeping": 0, "queue_full": 0, "intake_full": 0}
         )
 
     def step(self, stats: EngineStats) -> None:
-        """Record the tokens computed since the last call, from the engine's state after a step."""
-        computed = stats.steps.prefill + stats.steps.rows
+        """Record the steps since the last call, from the engine's state: one, or several alike in one launch."""
+        computed, steps = stats.steps.prefill + stats.steps.rows, stats.steps.count
         if computed > self._tokens_of_steps:
-            self.step_tokens.observe(computed - self._tokens_of_steps)
-        self._tokens_of_steps = computed
+            count = max(1, steps - self._steps)
+            self.step_tokens.observe((computed - self._tokens_of_steps) / count, count)
+        self._steps, self._tokens_of_steps = steps, computed
 
     def admitted(self, prompt_tokens: int, max_tokens: int | None, choices: int) -> None:
         """Record an admitted prompt and its parameters. `max_tokens` None: up to the model's limit."""

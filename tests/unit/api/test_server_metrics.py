@@ -9,12 +9,12 @@ from octavo_inference.server.metrics import Histogram, SequenceTimer, ServerMetr
 from octavo_protocol.load import EngineStats, StepSums
 
 
-def stats(prefill: int, rows: int) -> EngineStats:
+def stats(prefill: int, rows: int, count: int = 1) -> EngineStats:
     return EngineStats(
         block_size=16, blocks_total=1, blocks_pinned=0, blocks_cached=0, running=0, waiting=0, waiting_tokens=0,
         uncached_prompt_tokens=0, oldest_wait=0.0, preemptions=0, requests=0, prompt_tokens=0, generation_tokens=0,
         prefix_hit_tokens=0, max_running=1, max_batched_tokens=1, max_waiting=1,
-        steps=StepSums(count=1, prefill=prefill, rows=rows),
+        steps=StepSums(count=count, prefill=prefill, rows=rows),
     )  # fmt: skip
 
 
@@ -50,6 +50,14 @@ def test_a_step_counts_the_tokens_it_computed() -> None:
     for prefill, rows in ((0, 0), (30, 0), (30, 4), (30, 4), (40, 6)):
         metrics.step(stats(prefill, rows))
     assert sums(metrics.step_tokens) == (3, 46)
+
+
+def test_several_steps_of_a_launch_are_counted_one_by_one() -> None:
+    metrics = ServerMetrics()
+    metrics.step(stats(20, 0, count=1))
+    metrics.step(stats(20, 24, count=9))
+    assert metrics.step_tokens.cumulative()[0][:2] == [("1.0", 0), ("8.0", 8)]
+    assert sums(metrics.step_tokens) == (9, 44)
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, 3)), min_size=1, max_size=9), st.floats(0, 5))

@@ -14,9 +14,11 @@ from tests.support.tiers import scaled
 
 from octavo_common.failpoints import Failpoints
 from octavo_inference.core.decode_run import MOST_SECONDS
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import Guidance
 
-from .echo import EOS, EchoBackend, Runner, alone, make_runner
+from .echo import CONFIG, EOS, EchoBackend, Runner, Ticks, alone, make_runner
 from .runs import RunningBackend, readable_pipe
 
 
@@ -189,6 +191,32 @@ def test_a_prompt_next_to_an_answer_rules_out_runs() -> None:
     while ("long", 0) not in run.final:
         run.step()
     assert not run.engine.backend.planned
+
+
+def test_a_prompt_that_pauses_waits_for_one_step_only() -> None:
+    """A step in 17 measures the decodes alone."""
+    clock, backend = Ticks(1e-6), RunningBackend(64)
+    limits = EngineLimits(64, max_running=2, max_batched_tokens=2, max_queued=9, prefill_slowdown=1.5)
+    run = Runner(Engine(backend, CONFIG, limits, clock=clock), clock)
+    run.submit("r", [1], max_tokens=60)
+    run.step()
+    run.step()
+    assert len(backend.planned) == 1
+    run.submit("long", list(range(40)), max_tokens=1)
+    begin = len(backend.batches)
+    while ("long", 0) not in run.final:
+        run.step()
+    assert len(backend.planned) == 1
+    assert [len(batch.tokens) for batch in backend.batches[begin:]].count(1) == 2
+
+
+def test_a_first_token_waits_for_no_run() -> None:
+    run = running(budget=4, max_running=4)
+    run.submit("r", [1, 2, 3, 4, 5], max_tokens=9)
+    outputs = []
+    while run.engine.has_work:
+        outputs += run.step()
+    assert [len(output.tokens) for output in outputs] == [1, 8]
 
 
 def test_sequences_that_cannot_start_do_not_rule_out_runs() -> None:

@@ -120,6 +120,18 @@ def test_nothing_measured_means_no_limit() -> None:
     assert PrefillBudget(1.5).room(BUDGET, 16, 1).chunk(0) == BUDGET
 
 
+def test_a_server_that_starts_under_load_measures_its_decodes() -> None:
+    """Prompts arrive all the time, so no step is without them unless one makes them wait."""
+    pace = PrefillBudget(1.5)
+    chunks = []
+    for _ in range(40):
+        chunk = pace.room(BUDGET, 16, 1).chunk(0)
+        pace.observe(0.01 + 1e-4 * chunk, 16, chunk, pairs(chunk, 0))
+        chunks.append(chunk)
+    assert chunks[:18] == [BUDGET] * 16 + [0, BUDGET]
+    assert max(chunks[18:]) <= 50
+
+
 def test_one_hiccup_of_the_machine_does_not_stop_a_prompt() -> None:
     pace = PrefillBudget(2.0)
     pace.observe(0.1, 0, 100)

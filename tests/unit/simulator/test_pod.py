@@ -166,6 +166,17 @@ def test_a_client_that_has_gone_costs_nothing() -> None:
     assert pod.prompt_tokens == 20
 
 
+def test_a_prompt_that_pauses_waits_for_one_step_only() -> None:
+    """A step in 17 measures the decodes alone."""
+    profile = replace(PLAIN, pool_tokens=9000, budget=20, slowdown=1.5)
+    found = []
+    for longest in (1, 64):
+        jobs = [job(0, 10, 2000), job(1, 800, 2, at=1.0), job(2, 800, 2, at=1.0)]
+        play(profile, jobs, longest)
+        found.append([one.first for one in jobs])
+    assert found[1] == pytest.approx(found[0])
+
+
 def test_slowdown_bounds_a_step_beside_answers() -> None:
     """16 answers per entering prompt: a step takes 1.5 times a quiet one. One answer: room for 16 times more."""
     paced = PodProfile(**{**_fields(PLAIN), "slowdown": 1.5, "budget": 1000})

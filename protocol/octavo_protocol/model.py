@@ -17,9 +17,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """A model that can be served. Fields that only a full load determines have their defaults. Sizes are bytes.
 
     `revision`: commit of a hub model; `path`: its folder in a filled cache. `weights`: size of the weights in the
-    engine, embedding included, by `engine.dtype`. `token_bytes` and `row_bytes`: upper bounds of the engine's working
-    memory for one token of a step, and for one running request or thread; the exact sizes depend on the instruction set
-    of the node.
+    engine, embedding included, by `engine.dtype` or `engine.quantization`. `token_bytes` and `row_bytes`: upper bounds
+    of the engine's working memory for one token of a step, and for one running request or thread; the exact sizes
+    depend on the instruction set of the node.
     """
 
     revision: _Word = ""

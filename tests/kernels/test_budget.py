@@ -120,6 +120,7 @@ def test_an_interpreter_records_no_graphs() -> None:
     [
         ({"threads": 3}, "threads 3 is for CPUs"),
         ({"kv_memory_percent": 40}, "kv_memory_percent 40 is for CPUs"),
+        ({"quantization": "int8"}, "quantization int8 is for CPUs.*or set device cpu"),
         ({"kv_memory": 20 * GIB}, "20.0 of it by --kv-memory"),
     ],
 )

@@ -77,7 +77,7 @@ def _install(requirements: str, version: str, uv: Path, site: Path) -> None:
         wanted, target = Path(scratch) / "requirements.txt", Path(scratch) / "site"
         wanted.write_text(requirements, encoding="utf-8")
         # uv does not read pip's variables; use the index that the user has set for pip.
-        index = {"UV_DEFAULT_INDEX": os.environ["PIP_INDEX_URL"]} if "PIP_INDEX_URL" in os.environ else {}
+        index = {"UV_DEFAULT_INDEX": own} if (own := os.environ.get("PIP_INDEX_URL")) else {}
         options = ["--python-platform", "aarch64-manylinux_2_28", "--python-version", version, "--only-binary", ":all:"]
         command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--require-hashes", *options]
         _run([*command, "--target", str(target), "-r", str(wanted)], index)

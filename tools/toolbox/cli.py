@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(build.program(options.program, progress))
         else:
             needs = deps.ARM if options.arm else (*deps.NODE, *deps.IMAGES)
-            deps.require_all(needs, install=options.install, progress=progress)
+            # Tests are skipped without those for ARM.
+            deps.require_all(needs, install=options.install, progress=progress, patient=not options.arm)
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

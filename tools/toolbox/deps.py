@@ -55,6 +55,8 @@ ARM = (
     Need(arm.EMULATOR, "qemu-user", "tests of the CPU kernels for ARM"),
 )
 
+_HASTY = ("--option=Acquire::Retries=0", "--option=Acquire::http::Timeout=10", "--option=Acquire::https::Timeout=10")
+
 
 def missing(needs: Sequence[Need]) -> list[Need]:
     """The unmet requirements."""
@@ -76,8 +78,11 @@ def require(needs: Sequence[Need]) -> None:
         raise ToolError(message(absent))
 
 
-def require_all(needs: Sequence[Need], *, install: bool, progress: Progress) -> None:
-    """Checks requirements, and installs missing ones on request. Raises ToolError."""
+def require_all(needs: Sequence[Need], *, install: bool, progress: Progress, patient: bool = True) -> None:
+    """Checks requirements, and installs missing ones on request. Raises ToolError.
+
+    Not `patient`: a mirror that does not answer is given up after ten seconds, without another try.
+    """
     absent = missing(needs)
     if absent and install:
         if shutil.which("apt-get") is None or os.geteuid() != 0:
@@ -86,15 +91,15 @@ def require_all(needs: Sequence[Need], *, install: bool, progress: Progress) -> 
         with progress.step(f"apt-get install {' '.join(packages)}") as step:
             for command in (["update"], ["install", "--yes", *packages]):
                 step.detail = command[0]
-                _apt(command)
+                _apt(command, () if patient else _HASTY)
         absent = missing(absent)
     if absent:
         raise ToolError(message(absent))
 
 
-def _apt(arguments: Sequence[str]) -> None:
+def _apt(arguments: Sequence[str], options: Sequence[str]) -> None:
     run = subprocess.run(
-        ["apt-get", "--quiet", *arguments],
+        ["apt-get", "--quiet", *options, *arguments],
         check=False,
         env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
         stdin=subprocess.DEVNULL,

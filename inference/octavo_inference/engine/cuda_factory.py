@@ -115,4 +115,6 @@ def _refuse_settings_of_cpus(settings: EngineSettings) -> None:
         if value is not None:
             raise SettingsError(f"{field} {value} is for CPUs; on a GPU leave it out", field)
     if settings.quantization == "int8":
-        raise SettingsError("quantization int8 is for CPUs; on a GPU set fp8, or leave it at auto", "quantization")
+        raise SettingsError(
+            "quantization int8 is for CPUs; on a GPU set fp8, leave it at auto, or set device cpu", "quantization"
+        )

@@ -194,7 +194,11 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     name = _choose_backend(settings.backend)
     if settings.quantization != "auto":
         if name == "reference":
-            raise SettingsError("the reference backend computes in float32 only: leave it at auto", "quantization")
+            raise SettingsError(
+                f"quantization {settings.quantization} needs the CPU kernels, and the reference backend computes in "
+                "float32 only: leave it at auto",
+                "quantization",
+            )
         require_floats(model.weights, settings.quantization)
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)

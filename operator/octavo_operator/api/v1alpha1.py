@@ -746,6 +746,10 @@ class Spec(ApiBlock):
             message="engine.quantization int8 requires a CPU: on a GPU set fp8, or leave quantization out",
         ),
         Rule(
+            rule="!has(self.engine.quantization) || self.engine.quantization != 'int8' || self.engine.dtype == 'auto'",
+            message="engine.quantization int8 requires engine.dtype auto: leave dtype out, or leave quantization out",
+        ),
+        Rule(
             rule=f"{_TENSOR} == 1 || {_COUNT} == {_TENSOR}",
             message="resources.gpu.count must equal engine.parallelism.tensor, the number of GPUs that share the model",
             found="'engine.parallelism.tensor is %d and resources.gpu.count is %d: set count to %d, or leave tensor "

@@ -22,7 +22,7 @@ _TOKEN_BYTES = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
-    *("block-size", "profile", "swap-memory", "preemption", "device", "backend"),
+    *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization"),
 )
 
 

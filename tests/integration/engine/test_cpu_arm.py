@@ -43,6 +43,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(1800)  # compiles all of them on a machine's first run
 def test_each_variant_compiles_to_its_instructions(package: Path) -> None:
     seen = {}
     for name in build.ARM_VARIANTS:

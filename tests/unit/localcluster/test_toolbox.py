@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from toolbox import arm, build, deps, ready
 from toolbox.catalog import CONTROL_PLANE, NODE, PROGRAMS, cost
+from toolbox.cli import main
 from toolbox.errors import ToolError
 from toolbox.images import ImageSpec
 from toolbox.paths import cache_root, state_root
@@ -131,6 +132,22 @@ def test_a_missing_prerequisite_is_named_with_its_package() -> None:
     need = deps.Need("/nonexistent/bridge", "containernetworking-plugins", "pod networks")
     with pytest.raises(ToolError, match=r"pod networks[^$]*apt-get install --yes containernetworking-plugins"):
         deps.require([need, deps.Need("sh", "dash", "shell")])
+
+
+def test_a_silent_mirror_does_not_hold_up_the_tests_that_are_skipped_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = tmp_path / "apt-get"
+    fake.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\necho no answer\nexit 100\n')
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(deps, "ARM", (deps.Need("/nonexistent/compiler", "g++-aarch64-linux-gnu", "kernels"),))
+    monkeypatch.setattr(deps.os, "geteuid", lambda: 0)
+    assert main(["deps", "--install", "--arm"]) == 1
+    asked = (tmp_path / "asked").read_text()
+    assert "Acquire::http::Timeout=10" in asked
+    assert "Acquire::Retries=0" in asked
+    assert "apt-get update failed:\nno answer" in capsys.readouterr().err
 
 
 def test_requirements_are_the_entries_of_the_lock_with_their_hashes() -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from tests.unit.operator.world import World, condition
 
@@ -34,6 +35,15 @@ def expect(owner: LLMDeployment, memory: str, found: ModelReport) -> Estimate:
     expected = estimate(owner.spec, memory, found)
     assert expected is not None
     return expected
+
+
+def test_rounded_weights_take_their_own_bytes(make_owner: Make) -> None:
+    owner = make_owner({"engine": {"quantization": "int8"}})
+    found = msgspec.structs.replace(BIG, weights={**BIG.weights, "int8": 8_500_000_000})
+    assert expect(owner, "64Gi", found).weights == 8_500_000_000
+    # An older image does not report them: only the server can tell.
+    assert estimate(owner.spec, "16Gi", BIG) is None
+    assert estimate(make_owner({"engine": {"extraArgs": ["--quantization=int8"]}}).spec, "16Gi", found) is None
 
 
 def test_too_little_memory_is_refused_with_every_number(make_owner: Make) -> None:

@@ -20,10 +20,10 @@ void run(Team& team, F body) {
 
 // Pieces that were not run exactly once, or before the end of the part before them.
 int wrong_pieces(const Case& c) {
-  Team team(c.threads);
   std::vector<std::vector<std::atomic<int>>> runs;
   for (i64 count : c.counts) runs.emplace_back(size_t(count));
   std::atomic<int> wrong{0};
+  Team team(c.threads);  // the last: a late thread reads `runs` until the team is joined
   run(team, [&runs, &wrong](Worker& worker) {
     for (size_t part = 0; part < runs.size(); part++) {
       const auto piece = [&](i64 i) {

@@ -20,10 +20,10 @@ void run(Team& team, F body) {
 
 // Pieces that were not run exactly once, or before the end of the part before them.
 int wrong_pieces(const Case& c) {
-  Team team(c.threads);
   std::vector<std::vector<std::atomic<int>>> runs;
   for (i64 count : c.counts) runs.emplace_back(size_t(count));
   std::atomic<int> wrong{0};
+  Team team(c.threads);  // the last: a late thread reads `runs` until the team is joined
   run(team, [&runs, &wrong](Worker& worker) {
     for (size_t part = 0; part < runs.size(); part++) {
       const auto piece = [&](i64 i) {
@@ -81,6 +81,17 @@ bool ranges_are_in_order() {
   return true;
 }
 
+// A product of many rows and a wide matrix has millions of pieces, for a single thread too.
+bool millions_of_pieces_are_run() {
+  i64 sum = 0;
+  Team team(1);
+  run(team, [&](Worker& worker) {
+    worker.share(3'000'000, [&](i64 i) { sum += i; });
+    worker.deal(3'000'000, [&](i64 i) { sum -= i - 1; });
+  });
+  return sum == 3'000'000;
+}
+
 }  // namespace
 
 int main() {
@@ -92,5 +103,6 @@ int main() {
   }
   if (!ends_without_a_thread()) return std::puts("a job ended before all its pieces were done"), 1;
   if (!all_but_one_piece_are_stolen()) return std::puts("pieces are missing"), 1;
+  if (!millions_of_pieces_are_run()) return std::puts("pieces of a large part are missing"), 1;
   if (!ranges_are_in_order()) return std::puts("ranges are not in order"), 1;
 }

@@ -6,8 +6,6 @@
 //   MAX_TILE, tile()       most rows of a tile; acc[r][c] += sum over the inner dimension of a[r, :] * panel[:, c]
 #pragma once
 
-#include <type_traits>
-
 #include "amx.h"
 #include "operands.h"
 #include "panels.h"
@@ -63,7 +61,13 @@ struct Int8Kernel {
   // Sums stay in 16 bits for the whole block, where they fit, or for a run of vectors.
   static constexpr bool NARROW = Q::WORD_RUN == VECTORS;
   static constexpr int RUN = NARROW ? 1 : Q::WORD_RUN;
-  using Dot = std::conditional_t<NARROW, Words, IVec>;
+  // Not std::conditional_t: a template's argument loses the attributes of vectors.
+  using Dot = decltype([] {
+    if constexpr (NARROW)
+      return Words{};
+    else
+      return IVec{};
+  }());
   static OCTAVO_INLINE void add_run(Dot& sum, const UVec (&w)[RUN], const UVec (&x)[RUN]) {
     Words words = Q::SIGNED ? multiply_signed_pairs(w[0], x[0]) : multiply_pairs(w[0], x[0]);
     if constexpr (RUN == 2) words += multiply_pairs(w[1], x[1]);

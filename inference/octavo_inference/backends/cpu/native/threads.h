@@ -41,8 +41,8 @@ OCTAVO_INLINE void spin_until(Condition done) {
 // What a thread still has to take of its range in the current part, and how many pieces of all parts it has done. Alone
 // on its cache line: only its thread writes there, until others steal.
 struct alignas(64) Lane {
-  static constexpr int BITS = 20;
-  static constexpr uint64_t MOST = (uint64_t(1) << BITS) - 1;  // pieces of a range
+  static constexpr int BITS = 24;
+  static constexpr uint64_t MOST = (uint64_t(1) << BITS) - 1;  // pieces of a range; a job has up to 65,535 parts
 
   std::atomic<uint64_t> range{0};  // number of the part, pieces taken from the front, pieces taken from the back
   std::atomic<i64> done{0};

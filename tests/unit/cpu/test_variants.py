@@ -128,3 +128,8 @@ def test_numa_nodes_are_those_with_a_usable_core(
 
 def test_a_system_without_numa_has_one_node(tmp_path: Path) -> None:
     assert numa_nodes(tmp_path / "absent") == 1
+
+
+def test_a_variant_on_request_is_not_chosen() -> None:
+    with pytest.raises(library.NativeUnavailableError, match=r"none of the built CPU kernels \(amx\)"):
+        library.choose(SAPPHIRE, frozenset({"amx"}), None)

@@ -93,6 +93,11 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
             )
         return forced
     default = [name for name in usable if name not in ON_REQUEST]
+    if not default:
+        raise NativeUnavailableError(
+            f"none of the built CPU kernels ({', '.join(sorted(built))}) runs on this machine: build them here with "
+            "`python -m octavo_inference.backends.cpu.native.build`"
+        )
     return next((name for name in default if SLOW_ON.get(name) not in flags), default[0])
 
 

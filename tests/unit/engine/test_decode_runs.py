@@ -19,6 +19,7 @@ from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import Guidance
 
 from .echo import CONFIG, EOS, EchoBackend, Runner, Ticks, alone, make_runner
+from .loads import LIMITS, Load, loads
 from .runs import RunningBackend, readable_pipe
 
 
@@ -31,77 +32,23 @@ def cached(run: Runner) -> set[bytes]:
     return set(run.engine.scheduler.pool.by_hash)
 
 
-REQUESTS = st.lists(
-    st.tuples(
-        st.lists(st.integers(0, 2), min_size=1, max_size=22),
-        st.integers(1, 18),
-        st.integers(1, 3),
-        st.sampled_from([None, 1]),
-    ),
-    min_size=1,
-    max_size=9,
-)
-
-
 @settings(max_examples=scaled(60), deadline=None)
 @given(
-    requests=REQUESTS,
+    # A sequence with log-probabilities rules out runs while it decodes.
+    load=loads(18, logprobs=(None, 1)),
     blocks=st.integers(10, 40),
-    max_running=st.integers(1, 5),
-    budget=st.integers(5, 32),
-    caching=st.booleans(),
-    host_blocks=st.sampled_from([0, 6]),
-    arrivals=st.lists(st.integers(0, 3), min_size=9, max_size=9),
-    stops=st.sets(st.integers(0, 59), max_size=8),
-    aborted=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 2)), max_size=4),
+    limits=LIMITS,
     randomness=st.randoms(use_true_random=False),
 )
 def test_answers_are_those_of_single_steps(
-    requests: list[tuple[list[int], int, int, int | None]],
-    blocks: int,
-    max_running: int,
-    budget: int,
-    caching: bool,
-    host_blocks: int,
-    arrivals: list[int],
-    stops: set[int],
-    aborted: set[tuple[int, int]],
-    randomness: random.Random,
+    load: Load, blocks: int, limits: dict[str, Any], randomness: random.Random
 ) -> None:
     backend = RunningBackend(blocks, lambda: randomness.randint(1, 9))
-    run = make_runner(
-        backend,
-        max_model_len=40,
-        max_running=max_running,
-        budget=budget,
-        caching=caching,
-        host_blocks=host_blocks,
-        pace=1e-6,
-    )
-    for i, (prompt, count, n, logprobs) in enumerate(requests):
-        # A sequence with log-probabilities rules out runs while it decodes.
-        run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops), logprobs=logprobs)
-        for _ in range(arrivals[i]):
-            run.step()
-        for victim, index in aborted:
-            if victim == i - 1:
-                run.engine.abort(str(victim), index)
-    tokens = run.finish()
-    for i, (prompt, count, n, _) in enumerate(requests):
-        for index in range(n):
-            expected = alone(prompt, count, 5, index)
-            ends = [at for at, token in enumerate(expected, 1) if token in stops]
-            expected = expected[: ends[0] if ends else count]
-            if (i, index) in aborted:
-                got = tokens.get((str(i), index), [])
-                assert got == expected[: len(got)]
-            else:
-                assert tokens[str(i), index] == expected
-    report = run.engine.stats()
-    assert (report.running, report.waiting, report.blocks_pinned) == (0, 0, 0)
-    assert report.generation_tokens == sum(map(len, tokens.values()))
-    assert report.steps.count == len(backend.batches)
-    assert report.steps.rows + report.steps.prefill == sum(len(batch.tokens) for batch in backend.batches)
+    run = make_runner(backend, max_model_len=40, pace=1e-6, **limits)
+    load.run(run)
+    steps = run.engine.stats().steps
+    assert steps.count == len(backend.batches)
+    assert steps.rows + steps.prefill == sum(len(batch.tokens) for batch in backend.batches)
 
 
 @settings(max_examples=scaled(30), deadline=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,9 +16,7 @@ from octavo_inference.engine.loop import EngineLoop
 
 from .echo import Runner, alone, make_runner
 from .late import Late, LateBackend
-
-Make = Callable[..., Any]
-Requests = list[tuple[list[int], int, int]]
+from .loads import LIMITS, Load, loads
 
 
 def late(*, blocks: int = 64, max_running: int = 8, max_model_len: int = 64, **given: Any) -> Runner:
@@ -27,66 +24,12 @@ def late(*, blocks: int = 64, max_running: int = 8, max_model_len: int = 64, **g
     return make_runner(backend, max_running=max_running, max_model_len=max_model_len, **given)
 
 
-PROMPTS = st.lists(
-    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=22), st.integers(1, 9), st.integers(1, 3)),
-    min_size=1,
-    max_size=9,
-)
-
-
 @settings(max_examples=scaled(60), deadline=None)
-@given(
-    requests=PROMPTS,
-    blocks=st.integers(8, 24),
-    max_running=st.integers(1, 5),
-    budget=st.integers(5, 32),
-    caching=st.booleans(),
-    host_blocks=st.sampled_from([0, 6]),
-    arrivals=st.lists(st.integers(0, 3), min_size=9, max_size=9),
-    stops=st.sets(st.integers(0, 59), max_size=8),
-    aborted=st.sets(st.tuples(st.integers(0, 8), st.integers(0, 2)), max_size=4),
-)
-def test_answers_are_those_of_steps_that_wait_for_each_other(
-    requests: Requests,
-    blocks: int,
-    max_running: int,
-    budget: int,
-    caching: bool,
-    host_blocks: int,
-    arrivals: list[int],
-    stops: set[int],
-    aborted: set[tuple[int, int]],
-) -> None:
-    run = late(
-        blocks=blocks,
-        max_model_len=32,
-        max_running=max_running,
-        budget=budget,
-        caching=caching,
-        host_blocks=host_blocks,
-    )
-    for i, (prompt, count, n) in enumerate(requests):
-        run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, stop_token_ids=tuple(stops))
-        for _ in range(arrivals[i]):
-            run.step()
-        for victim, index in aborted:
-            if victim == i - 1:
-                run.engine.abort(str(victim), index)
-    tokens = run.finish()
+@given(load=loads(9), blocks=st.integers(8, 24), limits=LIMITS)
+def test_answers_are_those_of_steps_that_wait_for_each_other(load: Load, blocks: int, limits: dict[str, Any]) -> None:
+    run = late(blocks=blocks, max_model_len=32, **limits)
+    load.run(run)
     assert run.engine.backend.most_in_flight <= 2
-    for i, (prompt, count, n) in enumerate(requests):
-        for index in range(n):
-            expected = alone(prompt, count, 5, index)
-            ends = [at for at, token in enumerate(expected, 1) if token in stops]
-            expected = expected[: ends[0] if ends else count]
-            if (i, index) in aborted:
-                got = tokens.get((str(i), index), [])
-                assert got == expected[: len(got)]
-            else:
-                assert tokens[str(i), index] == expected
-    report = run.engine.stats()
-    assert (report.running, report.waiting, report.blocks_pinned) == (0, 0, 0)
-    assert report.generation_tokens == sum(map(len, tokens.values()))
 
 
 def test_the_next_step_is_launched_before_this_ones_tokens_are_taken() -> None:

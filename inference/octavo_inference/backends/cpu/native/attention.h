@@ -1,7 +1,7 @@
 // Paged attention with online softmax, for prefill chunks and decode alike.
 //
 // A row is a pair of query token and head. Up to MAX_ROWS rows that share a KV head are computed together: K and V are
-// loaded once for all of them. Keys are taken in chunks of two tiles of the KV pool. Sums start anew in every
+// loaded once for all of them. Keys are taken in chunks of two tiles of the KV pool. Sums start from zero in every
 // segment of SEGMENT keys, and the segments of a row are merged in order. Chunks and segments count from the start of
 // the sequence, so a row's result does not depend on how its sequence is divided into items.
 #pragma once

@@ -108,9 +108,10 @@ def kernels(out: Path, capability: int, only: Sequence[str]) -> None:
     shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
-        # Launchers link with the driver, which is not here; at their load an empty library of its name is enough.
-        subprocess.run(["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so.1", "-xc",
-                        "/dev/null"], check=True)  # fmt: skip
+        # Launchers link with the driver, which is not here: a library of its name stands in. It defines one of the
+        # functions that they call, because some linkers drop a library without any, and then no launcher loads.
+        stub = ["cc", "-shared", "-Wl,-soname,libcuda.so.1", "-o", f"{scratch}/libcuda.so.1", "-xc", "-"]
+        subprocess.run(stub, input="int cuCtxGetCurrent(void **context) { return !context; }", text=True, check=True)
         paths = os.pathsep.join([*(str(ROOT / name) for name in SOURCES), os.environ.get("PYTHONPATH", "")])
         env = os.environ | {"TRITON_CACHE_DIR": str(cache), "TRITON_STORE_BINARY_ONLY": "1", "PYTHONPATH": paths}
         env |= {"TRITON_LIBCUDA_PATH": scratch, "LD_LIBRARY_PATH": scratch, "TRITON_INTERPRET": "0"}

@@ -16,8 +16,6 @@ from octavo_inference.core.engine import Engine
 from octavo_inference.engine.factory import LoadedEngine, engine_for, load_engine
 from octavo_inference.tools.bench.loads import Answers, answer
 
-MANY = 1 << 20
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

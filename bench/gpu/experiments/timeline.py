@@ -16,12 +16,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import config_of
 from bench.gpu.profiler import Span, device_spans, idle_share, summary, watched
-from bench.gpu.serving import MANY, loaded
+from bench.gpu.serving import loaded
 from bench.lib.results import Item, Row
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.request import Request, SamplingParams
 
-BATCHES, PROMPT = (1, 32, 256), 512
+BATCHES, PROMPT, OUT = (1, 32, 256), 512, 2048
 STEPS, SETTLED = 8, 24
 HOST = ("turn", "launch", "wait")
 
@@ -41,7 +41,7 @@ def run(setting: Setting, model: str, batch: int) -> Row:
     engine.reset_cache()
     for i in range(batch):
         tokens = [(7 * i + 13 * j) % vocab for j in range(prompt)]
-        sampling = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=setting.pick(MANY, 40), seed=i)
+        sampling = SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=setting.pick(OUT, 40), seed=i)
         engine.submit(Request(id=str(i), tokens=tokens, sampling=sampling))
     try:
         while len(engine.scheduler.running) < batch or any(s.computed < prompt for s in engine.scheduler.running):

@@ -11,11 +11,14 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+
 _TILE = 1024
 
 
 @triton.jit
 def _gated(gate_up, out, gate_up_stride, out_stride, width, GELU: tl.constexpr, TILE: tl.constexpr):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < width
@@ -38,5 +41,6 @@ def gated(gate_up: Torch, out: Torch, activation: Literal["silu", "gelu_tanh"]) 
     rows, width = out.shape
     if rows:
         _gated[(rows, triton.cdiv(width, _TILE))](
-            gate_up, out, gate_up.stride(0), out.stride(0), width, GELU=activation == "gelu_tanh", TILE=_TILE
-        )
+            gate_up, out, gate_up.stride(0), out.stride(0), width, GELU=activation == "gelu_tanh", TILE=_TILE,
+            **launch_options(),
+        )  # fmt: skip

@@ -7,6 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, dot_type
 from octavo_inference.backends.cuda.kernels.paged_indexing import bend, block_ids, find_sequence
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_parts
@@ -26,6 +27,7 @@ def _attend(
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
     LOG2E: tl.constexpr = 1.4426950408889634
+    wait_for_previous()
     if parts is None:
         # A prompt's last query block has the most keys and starts first, so that short programs fill the last wave.
         place = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -186,7 +188,7 @@ def attend(
         scale, softcap, sequences, block_table.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
-        FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages,
+        FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
     if parts is not None and partial is not None:
         reduce_parts(partial, parts, query_start, out)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
@@ -15,6 +16,7 @@ _COLUMNS = 1024
 @triton.jit
 def _embed(tokens, table, scales, minimums, out, factor, hidden, width, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
            ZERO: tl.constexpr, MINIMUM: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens + row).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -59,4 +61,5 @@ def embed(
     _embed[len(tokens), triton.cdiv(hidden, _COLUMNS)](
         tokens, values, scales, minimums, out, factor, hidden, values.shape[1], hidden // group if group else 0,
         FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None, COLUMNS=_COLUMNS,
+        **launch_options(),
     )  # fmt: skip

@@ -34,11 +34,31 @@ from octavo_inference.backends.cuda.kernels.bit_unpack import (
     unpack_e4m3,
     unpack_integers,
 )
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile, gemv_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 
 # fmt: off
+@triton.jit
+def _load_weights(w, scales, minimums, step, first, n, words, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
+                  MINIMUM: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
+    """Words of a step for each output, then the scales of all, then the minimums. Zeros past the end of the rows."""
+    CHUNKS: tl.constexpr = WORDS // (2 if FORM == "dense" else 4)
+    word = step * WORDS + tl.arange(0, WORDS)
+    loaded, scale, minimum = nothing(), nothing(), nothing()
+    for o in tl.static_range(OUTPUTS):
+        out = tl.minimum(first + o, n - 1)
+        loaded = loaded + (tl.load(w + out * words + word, mask=word < words, other=0),)
+        if GROUP > 0:
+            chunk = step * CHUNKS + tl.arange(0, CHUNKS)
+            at = out * groups + chunk // (GROUP // (32 if FORM == "int4" else 16))
+            scale = scale + (tl.load(scales + at, mask=chunk * 4 < words, other=0.0),)
+            if MINIMUM:
+                minimum = minimum + (tl.load(minimums + at, mask=chunk * 4 < words, other=0.0),)
+    return loaded + scale + minimum
+
+
 @triton.jit(do_not_specialize=["m"])
 def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stride,
           FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
@@ -47,14 +67,20 @@ def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stri
     EACH: tl.constexpr = 2 if FORM == "dense" else 4
     CHUNKS: tl.constexpr = WORDS // EACH
     first = tl.program_id(0).to(tl.int64) * OUTPUTS
+    # Weights are loaded one step ahead, the first of them while the kernel before this one ends.
+    ahead = _load_weights(w, scales, minimums, 0, first, n, words, groups, FORM, GROUP, MINIMUM, OUTPUTS, WORDS)
+    wait_for_previous()
     # Zero, but not a constant for the compiler: it copies constants into a register for each use.
     unknown = tl.minimum(n, 0)
     acc = nothing()
     for _ in tl.static_range(ROWS * OUTPUTS):
         acc = acc + (tl.zeros((CHUNKS,), tl.float32),)
     for step in range(tl.cdiv(words, WORDS)):
+        loaded = ahead
+        ahead = _load_weights(
+            w, scales, minimums, step + 1, first, n, words, groups, FORM, GROUP, MINIMUM, OUTPUTS, WORDS
+        )
         word = step * WORDS + tl.arange(0, WORDS)
-        chunk = step * CHUNKS + tl.arange(0, CHUNKS)
         low, high, low_sum, high_sum = nothing(), nothing(), nothing(), nothing()
         for r in tl.static_range(ROWS):
             row = x + tl.minimum(r, m - 1).to(tl.int64) * x_stride
@@ -71,20 +97,13 @@ def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stri
                     low_sum = low_sum + (total_of(low[r]),)
         added = nothing()
         for o in tl.static_range(OUTPUTS):
-            out = tl.minimum(first + o, n - 1)
-            loaded = tl.load(w + out * words + word, mask=word < words, other=0)
-            if GROUP > 0:
-                at = out * groups + chunk // (GROUP // (32 if FORM == "int4" else 16))
-                scale = tl.load(scales + at, mask=chunk * 4 < words, other=0.0).to(tl.float32)
-                if MINIMUM:
-                    minimum = tl.load(minimums + at, mask=chunk * 4 < words, other=0.0).to(tl.float32)
             if FORM == "dense":
-                pair = tl.split(loaded.reshape(CHUNKS, 2))
+                pair = tl.split(loaded[o].reshape(CHUNKS, 2))
                 weights = floats(pair[0]) + floats(pair[1])
             elif FORM == "fp8":
-                weights = unpack_e4m3(split4(loaded))
+                weights = unpack_e4m3(split4(loaded[o]))
             else:
-                packed = split4(loaded)
+                packed = split4(loaded[o])
                 mask = unknown + (0x78000 if FORM == "int4" else 0x7F8000)
                 weights = unpack_integers(packed, mask, unknown + 0x43800000)
                 if FORM == "int4":
@@ -99,9 +118,9 @@ def _gemv(x, w, scales, minimums, bias, y, m, n, words, groups, x_stride, y_stri
                     if FORM == "int4":
                         product += dot_of(upper, high[r]) - (16 + ZERO) * high_sum[r]
                         of_one += high_sum[r]
-                    total += product * scale
+                    total += product * loaded[OUTPUTS + o].to(tl.float32)
                     if MINIMUM:
-                        total += of_one * minimum
+                        total += of_one * loaded[2 * OUTPUTS + o].to(tl.float32)
                 added = added + (total,)
         acc = added
     sums = tl.sum(beside(acc).reshape(CHUNKS, OUTPUTS * ROWS), 0)
@@ -152,5 +171,5 @@ def gemv(
         quads, words, scales, minimums, bias, out, m, n, words.shape[1], x.shape[1] // group if group else 0,
         quads.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
         BIAS=bias is not None, ROWS=triton.next_power_of_2(m), OUTPUTS=tile.outputs,
-        WORDS=tile.warps * (64 if form == "dense" else 128), num_warps=tile.warps,
+        WORDS=tile.warps * (64 if form == "dense" else 128), num_warps=tile.warps, **launch_options(),
     )  # fmt: skip

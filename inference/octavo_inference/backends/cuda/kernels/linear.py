@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, spread
 from octavo_inference.backends.cuda.kernels.launch_configs import LinearTile, dot_type, linear_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
@@ -29,6 +30,7 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
             FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
             DOT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
             STEP: tl.constexpr):  # fmt: skip
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
     part = tl.program_id(2)
@@ -80,6 +82,7 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
 @triton.jit(do_not_specialize=["m"])
 def _reduce(partial, scales, bias, y, m, n, y_stride, SCALED: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr,
             WIDTH: tl.constexpr):  # fmt: skip
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     out = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros((WIDTH,), tl.float32)
@@ -128,10 +131,10 @@ def linear(
         x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,
         x.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
         BIAS=bias is not None, DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs,
-        STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages,
+        STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
     if tile.split > 1:
         _reduce[m, triton.cdiv(n, _REDUCED)](
             workspace, scales, bias, out, m, n, out.stride(0), SCALED=form == "fp8", BIAS=bias is not None,
-            SPLIT=tile.split, WIDTH=_REDUCED,
+            SPLIT=tile.split, WIDTH=_REDUCED, **launch_options(),
         )  # fmt: skip

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+
 
 @triton.jit
 def _normed(x, weight, columns, inside, hidden, eps):
@@ -19,6 +21,7 @@ def _normed(x, weight, columns, inside, hidden, eps):
 
 @triton.jit
 def _rms_norm(x, weight, out, x_stride, out_stride, hidden, eps, BLOCK: tl.constexpr):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -43,6 +46,7 @@ def _add_rms_norm(
     NORM_X: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < hidden
@@ -64,7 +68,9 @@ def rms_norm(x: Torch, weight: Torch, eps: float, out: Torch) -> None:
     rows, hidden = x.shape
     if rows:
         block, warps = _sizes(hidden)
-        _rms_norm[(rows,)](x, weight, out, x.stride(0), out.stride(0), hidden, eps, BLOCK=block, num_warps=warps)
+        _rms_norm[(rows,)](
+            x, weight, out, x.stride(0), out.stride(0), hidden, eps, BLOCK=block, num_warps=warps, **launch_options()
+        )
 
 
 def add_rms_norm(
@@ -93,6 +99,7 @@ def add_rms_norm(
             NORM_X=x_weight is not None,
             BLOCK=block,
             num_warps=warps,
+            **launch_options(),
         )
 
 

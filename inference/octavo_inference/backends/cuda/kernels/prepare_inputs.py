@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+
 _TILE = 128
 
 
@@ -28,6 +30,7 @@ def _prepare(
     steps,
     TILE: tl.constexpr,
 ):
+    wait_for_previous()
     token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     # The last sequence that starts at or before the token. A sequence with no token starts where the next one does.
     low = tl.zeros([TILE], tl.int32)
@@ -86,4 +89,5 @@ def prepare(
             block_size,
             (sequences - 1).bit_length(),
             TILE=_TILE,
+            **launch_options(),
         )

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3
 
 _COLUMNS = 2048
@@ -13,6 +14,7 @@ _COLUMNS = 2048
 
 @triton.jit
 def _quantize(x, values, scales, x_stride, width, COLUMNS: tl.constexpr):
+    wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     x += row * x_stride
     largest = tl.zeros((COLUMNS,), tl.float32)
@@ -41,4 +43,6 @@ def quantize(x: Torch, values: Torch, scales: Torch) -> None:
     """
     rows, width = x.shape
     if rows:
-        _quantize[(rows,)](x, values, scales, x.stride(0), width, COLUMNS=_COLUMNS, num_warps=4)
+        _quantize[(rows,)](
+            x, values, scales, x.stride(0), width, COLUMNS=_COLUMNS, num_warps=4, **launch_options()
+        )

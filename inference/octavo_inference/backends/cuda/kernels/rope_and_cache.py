@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+
 _HEADS_AT_ONCE = 4
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
@@ -41,6 +43,7 @@ def _rope_store(
     LARGEST: tl.constexpr, FP8: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
+    wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token).to(tl.int64)
     if slot < 0:
@@ -126,5 +129,5 @@ def rope_store(
         eps, qkv.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=0 if table is None else table.shape[1], BLOCK_SIZE=block_size,
         LARGEST=_LARGEST.get(kv.dtype, 0.0), FP8=fp8, BLOCK_H=_HEADS_AT_ONCE, D=triton.next_power_of_2(dim),
-        num_warps=1,
+        num_warps=1, **launch_options(),
     )  # fmt: skip

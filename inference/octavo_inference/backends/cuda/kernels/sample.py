@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.sample_candidates import (
     cut_sizes,
     drawn,
@@ -87,6 +88,7 @@ def _draw(
     weights, ids, tops, firsts, masses, starts, cuts, chosen, row, position, sampling, history, weights_stride,
     sampling_stride, history_stride, tiles, vocab, TILES: tl.constexpr, CANDIDATES: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous()
     number = tl.program_id(0).to(tl.int64)
     own = tl.load(row + number).to(tl.int64)
     place = tl.load(position + number)
@@ -141,18 +143,22 @@ def choose(
     size, tiles, candidates = tile or tile_of(vocab), tops.shape[1], ids.shape[1]
     warps, most = max(1, size // 512), triton.next_power_of_2(tiles)
     each, columns = (rows, tiles), sampling.stride(0)
-    peaks[each](logits, tops, firsts, logits.stride(0), vocab, TILE=size, num_warps=warps)
+    options = launch_options()
+    peaks[each](logits, tops, firsts, logits.stride(0), vocab, TILE=size, num_warps=warps, **options)
     weigh[each](
         logits, row, sampling, weights, tops, firsts, masses, bins, logits.stride(0), columns, weights.stride(0),
-        vocab, TILES=most, BINS=BINS, TILE=size, num_warps=warps,
+        vocab, TILES=most, BINS=BINS, TILE=size, num_warps=warps, **options,
     )  # fmt: skip
     cut_sizes[(rows,)](
         row, sampling, tops, firsts, masses, bins, starts, cuts, columns, tiles, vocab, TILES=most, BINS=BINS,
-        GROUP=_GROUP,
+        GROUP=_GROUP, **options,
     )  # fmt: skip
-    gather[each](weights, ids, starts, cuts, weights.stride(0), vocab, CANDIDATES=candidates, TILE=size,
-                  num_warps=warps)  # fmt: skip
+    gather[each](
+        weights, ids, starts, cuts, weights.stride(0), vocab, CANDIDATES=candidates, TILE=size, num_warps=warps,
+        **options,
+    )  # fmt: skip
     _draw[(rows,)](
         weights, ids, tops, firsts, masses, starts, cuts, chosen, row, position, sampling, history, weights.stride(0),
         columns, history.stride(0), tiles, vocab, TILES=most, CANDIDATES=candidates, TILE=size, num_warps=2 * warps,
+        **options,
     )  # fmt: skip

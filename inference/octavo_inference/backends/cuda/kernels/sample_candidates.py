@@ -9,12 +9,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo_inference.backends.cuda.kernels.dependent_launch import wait_for_previous
 from octavo_inference.backends.cuda.kernels.vocab_reductions import best
 
 
 @triton.jit
 def peaks(logits, tops, firsts, logits_stride, vocab, TILE: tl.constexpr):
     """Write a tile's largest logit and its lowest id."""
+    wait_for_previous()
     number, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = tile * TILE + tl.arange(0, TILE)
     x = tl.load(logits + number * logits_stride + ids, mask=ids < vocab, other=float("-inf"))
@@ -50,6 +52,7 @@ def weigh(
     TILES: tl.constexpr, BINS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Write a tile's weights, the sum of those that min-p keeps, and their numbers by size if top-k or top-p is set."""
+    wait_for_previous()
     number, tile, tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     sampling += tl.load(row + number).to(tl.int64) * sampling_stride  # in the order of core.model_input.SAMPLING
     peak, _ = peak_of(tops + number * tiles, firsts + number * tiles, tiles, vocab, TILES)
@@ -74,6 +77,7 @@ def cut_sizes(
     TILES: tl.constexpr, BINS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """Write the least weight of a row's candidates, and the place of each tile's first one."""
+    wait_for_previous()
     number = tl.program_id(0).to(tl.int64)
     sampling += tl.load(row + number).to(tl.int64) * sampling_stride
     starts += number * (tiles + 1)
@@ -114,6 +118,7 @@ def cut_sizes(
 @triton.jit
 def gather(weights, ids, starts, cuts, weights_stride, vocab, CANDIDATES: tl.constexpr, TILE: tl.constexpr):
     """Write a tile's candidates behind the row's weights, with their ids."""
+    wait_for_previous()
     number, tile, tiles = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     starts += number * (tiles + 1)
     count = tl.load(starts + tiles)

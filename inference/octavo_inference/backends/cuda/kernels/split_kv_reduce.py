@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 
 
 class Partial(NamedTuple):
@@ -43,6 +44,7 @@ def _reduce(
     acc, top, total, parts, query_start, out, HEADS: tl.constexpr, DIM: tl.constexpr, FIELDS: tl.constexpr,
     TOGETHER: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous()
     place = tl.program_id(0)
     count = tl.load(parts + place * FIELDS + 2)
     # The program of a sequence's first part reduces all of them.
@@ -81,5 +83,5 @@ def reduce_parts(partial: Partial, parts: Torch, query_start: Torch, out: Torch)
     room, heads, dim = partial.acc.shape
     _reduce[min(len(parts), room), heads](
         *partial, parts, query_start, out, HEADS=heads, DIM=dim, FIELDS=PART_FIELDS, TOGETHER=16,
-        D=triton.next_power_of_2(dim), num_warps=4,
+        D=triton.next_power_of_2(dim), num_warps=4, **launch_options(),
     )  # fmt: skip

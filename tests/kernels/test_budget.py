@@ -17,6 +17,7 @@ from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.backends.cuda.factory import memory_needs
 from octavo_inference.backends.cuda.graphs import graph_room
 from octavo_inference.backends.cuda.kernels.launch_configs import linear_tile
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS
 from octavo_inference.backends.cuda.staging import Ring, Staging
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.common.errors import DeviceError, SettingsError
@@ -153,8 +154,9 @@ def test_the_rehearsal_needs_every_tile_that_serving_does(
         assert max(len(change.values) for change in step.changes if change.field == "blocks") <= limits.columns
     for dtype in (torch.bfloat16, torch.float32):
         for size in (576, 4096):
-            rehearsed = {linear_tile(read, size, size, dtype) for read, _ in sizes}
-            assert {linear_tile(m, size, size, dtype) for m in range(1, min(tokens, rows * positions) + 1)} <= rehearsed
-            heads = {linear_tile(sequences, size, size, dtype) for _, sequences in sizes}
-            assert {linear_tile(m, size, size, dtype) for m in range(1, min(rows, tokens) + 1)} <= heads
+            for counts, most in (((n for n, _ in sizes), rows * positions), ((n for _, n in sizes), rows)):
+                # For more rows weights are dequantized, in one way for all counts.
+                rehearsed = {linear_tile("int4", min(n, LIBRARY_ROWS), size, size, dtype) for n in counts}
+                needed = range(1, min(tokens, most, LIBRARY_ROWS) + 1)
+                assert {linear_tile("int4", m, size, size, dtype) for m in needed} <= rehearsed
     assert any((step.sample.logprobs >= 0).any() for step in steps)

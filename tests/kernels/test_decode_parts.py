@@ -41,7 +41,7 @@ def test_every_key_is_in_one_part_and_parts_are_even(lengths: list[int], shares:
         sizes = [len(part) for part in own]
         assert all(sizes), "a part has at least one tile"
         assert max(sizes, default=0) - min(sizes, default=0) <= 1
-        assert max(sizes, default=0) <= share / keys + 2, "a share, rounded up to keys and to a tile"
+        assert max(sizes, default=0) <= 1.25 * share / keys + 2, "a quarter longer than a share, and rounded up"
 
 
 @given(lengths=LENGTHS, shares=SHARES)
@@ -67,16 +67,16 @@ def test_short_sequences_are_never_split(lengths: list[int], shares: int) -> Non
 @pytest.mark.parametrize(
     ("lengths", "counts"),
     [
-        ([131_072], [33]),
+        ([131_072], [49]),
         ([2048], [8]),
         ([100], [1]),
         ([1000] * 64, [1] * 64),
-        ([8000] + [100] * 30, [24] + [1] * 30),
-        ([16_000] + [1000] * 17, [16] + [1] * 17),
+        ([8000] + [100] * 30, [31] + [1] * 30),
+        ([16_000] + [1000] * 17, [24] + [2] * 17),
     ],
 )
 def test_parts_fill_the_card_and_no_more(lengths: list[int], counts: list[int]) -> None:
-    """Eight KV heads on 132 multiprocessors: 33 shares, two programs for each multiprocessor."""
+    """Eight KV heads on 132 multiprocessors: 49 shares, three programs for each multiprocessor."""
     shares = shares_for(kv_heads=8, processors=132)
     parts = decode_parts(np.array(lengths, np.int32), shares=shares)
     assert np.bincount(parts[:, 0]).tolist() == counts

@@ -12,6 +12,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, LinearTile, linear_tile
 from octavo_inference.backends.cuda.kernels.linear import linear
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import Layout, layout_of, pack
 from octavo_inference.models.weights import Format, Tensor, dequantize
@@ -154,15 +155,16 @@ def test_sums_cut_in_parts_are_added_up_in_order(rng: np.random.Generator, works
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_rows_are_cut_and_many_are_not(dtype: torch.dtype) -> None:
-    assert linear_tile(1, 4096, 2048, dtype).split == 4
-    assert linear_tile(64, 1024, 4096, dtype).split == 16
-    assert linear_tile(65, 64, 4096, dtype).split == 1
-    assert linear_tile(1, 128256, 4096, dtype).split == 1
-    for m in (1, 16, 17, 32, 33, 64):
+@pytest.mark.parametrize("form", ["int4", "int8", "fp8"])
+def test_few_rows_are_cut_and_many_are_not(form: Stored, dtype: torch.dtype) -> None:
+    assert linear_tile(form, 1, 4096, 2048, dtype).split >= 2
+    assert linear_tile(form, 64, 1024, 4096, dtype).split == 16
+    assert linear_tile(form, 129, 64, 4096, dtype).split == 1
+    assert linear_tile(form, 1, 128256, 4096, dtype).split == 1
+    for m in (1, 16, 17, 32, 33, 64, 128, 1000):
         for n in (1, 64, 576, 1000, 4096, 28672):
             for width in (32, 576, 2048, 14336):
-                split = linear_tile(m, n, width, dtype).split
+                split = linear_tile(form, m, n, width, dtype).split
                 assert split == 1 or split * m * n <= WORKSPACE
 
 

@@ -14,6 +14,7 @@ from triton.runtime.errors import OutOfResources
 from bench.gpu.experiments.tiles import attention_candidates, best_of, linear_candidates, tried_by, write_table
 from octavo_inference.backends.cuda import linear as layers
 from octavo_inference.backends.cuda.kernels.launch_configs import (
+    ROW_STEPS,
     WORKSPACE,
     AttentionTile,
     GemvTile,
@@ -29,10 +30,12 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import (
     read_tiles,
     row_step,
 )
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 from octavo_inference.backends.cuda.packing import Layout
 
 FAST, SLOW = GemvTile(4, 2), GemvTile(8, 1)
+FORMS: tuple[Stored, ...] = ("int4", "int8", "fp8")
 
 
 def gemv_row(rows: int, us: float, else_us: float) -> dict[str, Any]:
@@ -114,8 +117,8 @@ def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
     values = torch.empty((64, 128), dtype=torch.bfloat16)
     assert tiles.for_linear("int8", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.
-    assert tiles.for_linear("int8", 9, values, torch.float32) == linear_tile(9, 64, 128, torch.float32)
-    assert tiles.for_linear("int8", 17, values, torch.bfloat16) == linear_tile(17, 64, 128, torch.bfloat16)
+    assert tiles.for_linear("int8", 9, values, torch.float32) == linear_tile("int8", 9, 64, 128, torch.float32)
+    assert tiles.for_linear("int8", 17, values, torch.bfloat16) == linear_tile("int8", 17, 64, 128, torch.bfloat16)
     assert find_tiles("NVIDIA Example", tmp_path / "tables") == Tiles()
 
 
@@ -136,8 +139,8 @@ def test_a_layer_multiplies_by_the_tiles_of_its_card(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("rows", "sentence"),
     [
-        ([linear_row(LinearTile(16, 64, 64, 2000, 4, 3))], "is cut into 2000 parts for 16 rows"),
-        ([linear_row(LinearTile(128, 64, 64, 2, 4, 3), rows=128)], "is cut into 2 parts"),
+        ([linear_row(LinearTile(16, 64, 64, 9000, 4, 3))], "is cut into 9000 parts for 16 rows"),
+        ([linear_row(LinearTile(128, 64, 64, 600, 4, 3), rows=128)], "is cut into 600 parts"),
         (
             [
                 {
@@ -170,17 +173,18 @@ def test_all_tables_that_come_along_can_be_read() -> None:
         assert file_name(read_tiles(path).card) == path.name
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tiles_change_with_rows_where_those_of_the_rules_do(dtype: torch.dtype) -> None:
+def test_tiles_change_with_rows_where_those_of_the_rules_do(form: Stored, dtype: torch.dtype) -> None:
     """The rehearsal before a server is ready knows these numbers of rows."""
-    for m in range(1, 600):
-        if linear_tile(m, 4096, 4096, dtype) != linear_tile(m + 1, 4096, 4096, dtype):
+    for m in range(1, ROW_STEPS[-1]):
+        if linear_tile(form, m, 4096, 4096, dtype) != linear_tile(form, m + 1, 4096, 4096, dtype):
             assert row_step(m) != row_step(m + 1)
 
 
 def test_candidates_have_room_and_begin_with_the_rules() -> None:
     for rows, n, width in ((16, 1024, 1024), (64, 28672, 4096), (128, 4096, 14336), (16, 151_936, 1024)):
-        first = linear_tile(rows, n, width, torch.bfloat16)
+        first = linear_tile("int4", rows, n, width, torch.bfloat16)
         found = linear_candidates(first, rows, n, width)
         assert found[0] == first
         assert len(found) == len(set(found)) > 3

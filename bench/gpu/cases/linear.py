@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from octavo_inference.backends.cuda import library_products
+from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows
@@ -220,6 +221,31 @@ class Lookup:
         return Trial(launch, lambda: [(out, matrix.weights[ids.long()] * 1.5)], 1e-6, read + size_of(out))
 
 
+@dataclass(frozen=True, slots=True)
+class Dequantized:
+    """Rows of a packed matrix, written in the activations' type."""
+
+    layout: str
+    rows: int
+    cols: int
+
+    def __str__(self) -> str:
+        return f"{self.layout} {self.rows}x{self.cols}"
+
+    def prepare(self, place: Place) -> Trial:
+        """Prepare the trial, for `Case`."""
+        rows, cols, layout = place.pick(self.rows, 7), place.pick(self.cols, 224), LAYOUTS[self.layout]
+        matrix, out = planes(place, layout, rows, cols), place.empty(rows, cols)
+        kept = (matrix.values, cast("Tensor", matrix.scales), matrix.minimums)
+        read = size_of(*(plane for plane in kept if plane is not None))
+        return Trial(
+            lambda: dequantize_rows(*kept, out, **matrix.kind(layout)),
+            lambda: [(out, matrix.weights)],
+            rounding(place.dtype, 0.5),
+            read + size_of(out),
+        )
+
+
 # Llama 3.1 8B's matrices: q, k and v; o; gate and up; down; and the head.
 SIZES = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
 PACKED = [name for name in LAYOUTS if name != "dense"]
@@ -235,7 +261,10 @@ LOOKUPS = [
     *(Lookup(layout, 128_256, 4096) for layout in ("dense", "int4 q4_k", "int8 q6_k", "fp8")),
     Lookup("int8 q8_0", 49_152, 576),
 ]
+DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in PACKED]
 QUICK = {
+    "int4 q4_k 2048x4096",
+    "int8 q6_k 2048x4096",
     "int4 q4_k 1x28672x4096",
     "int8 q6_k 2x28672x4096",
     "fp8 1x28672x4096",
@@ -258,5 +287,6 @@ CASES = [
         Case(shape.kernel, str(shape), shape.prepare, library=shape.kernel == "mm", quick=str(shape) in QUICK)
         for shape in PRODUCTS
     ),
+    *(Case("dequantize", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in DEQUANTIZED),
     *(Case("embed", str(shape), shape.prepare, quick=str(shape) in QUICK) for shape in LOOKUPS),
 ]

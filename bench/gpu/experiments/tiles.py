@@ -30,6 +30,7 @@ from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import (
+    ROW_STEPS,
     WORKSPACE,
     AttentionTile,
     GemvTile,
@@ -39,7 +40,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     linear_tile,
 )
 from octavo_inference.backends.cuda.kernels.linear import linear
-from octavo_inference.backends.cuda.kernels.tuned_configs import ROW_STEPS, Tiles, file_name, fits
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles, file_name, fits
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 
 Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
@@ -47,7 +48,7 @@ REPEATS = 20
 FORMS = ("int4 q4_0", "dense", "fp8", "int8 q8_0")
 FEW = (1, 2, 4)
 """Rows of x with a variant of `gemv`."""
-AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128, 256, 2048, 8192)}
+AT = {16: (4, 8, 16), 32: (32,), 64: (64,), 128: (128,)}
 """Rows of x at which a step of rows is measured."""
 ATTENTION_SECONDS = 60.0
 """Bound of a search for a tile of attention; most of it is compilation, about three seconds per tile."""
@@ -145,13 +146,13 @@ def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, st
         if not suits(x, matrix.values, matrix.form, LAYOUTS[stored].group):
             return row | {"why": "gemv does not take this shape", "verdict": "refused"}
         given = (x, *_planes(matrix), None, out)
-        narrow = gemv_tile(rows, n, width * matrix.values.element_size())
+        narrow = gemv_tile(matrix.form, rows, n, width * matrix.values.element_size())
         tried = tried_by(
             (narrow, *setting.pick(GEMV, GEMV[:1])), lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))}
         )
         return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
     sizes = setting.pick(AT[rows], (3,))
-    first = linear_tile(rows, n, width, place.dtype)
+    first = linear_tile(matrix.form, rows, n, width, place.dtype)
 
     def times(tile: LinearTile) -> dict[int, float]:
         found = {}
@@ -167,7 +168,7 @@ def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, st
 
 def linear_candidates(first: LinearTile, rows: int, n: int, width: int) -> list[LinearTile]:
     """The rules' tile and others, each with the rules' split, half and twice of it, where there is room."""
-    parts = sorted({max(1, first.split // 2), first.split, 2 * first.split}) if rows < ROW_STEPS[-1] else [1]
+    parts = sorted({max(1, first.split // 2), first.split, 2 * first.split})
     found = [first]
     for outputs, step, warps, stages in LINEAR[rows]:
         for split in parts:

@@ -10,6 +10,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels import embedding as table_kernel
+from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
@@ -19,8 +20,14 @@ from octavo_inference.backends.cuda.packing import Form, Layout
 
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
-FP8_ROWS = 65
+_PIECE_STEP = 16  # rows of a piece, so that each begins at an aligned address
+FP8_ROWS = 33
 """Fewest rows of x that are quantized to fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
+LIBRARY_ROWS = 129
+"""Fewest rows of x for which packed weights are dequantized in pieces, and multiplied by the library.
+
+At 512 rows this takes half of the time of `linear.linear` on an H100, at 2,048 a third (docs/evidence/gpu.md).
+"""
 RULES = Tiles()
 """Launch configurations without measurements: the rules alone."""
 
@@ -122,6 +129,21 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
     return (wide / scales[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
 
 
+def _in_pieces(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
+    """Dequantize as many rows of weights as `workspace` holds, multiply, and go on. A piece stays in the L2 cache."""
+    kind, cols, layout = x.dtype, part.cols, part.layout
+    buffer = workspace.view(kind)
+    rows = min(part.rows, buffer.numel() // cols // _PIECE_STEP * _PIECE_STEP)
+    for first in range(0, part.rows, rows):
+        end = min(first + rows, part.rows)
+        piece = buffer[: (end - first) * cols].view(end - first, cols)
+        planes = (None if plane is None else plane[first:end] for plane in (part.values, part.scales, part.minimums))
+        dequantize_rows(*planes, piece, form=part.form, group=layout.group, zero=layout.zero)
+        library_products.dense(x, piece, None, out[:, first:end])
+    if bias is not None:  # in float32, which the library does not add
+        out.add_(bias)
+
+
 def _product(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles) -> None:
     layout, form = part.layout, part.form
     planes = (part.values, part.scales, part.minimums)
@@ -130,6 +152,8 @@ def _product(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, works
         gemv(x, *planes, bias, out, form=form, group=layout.group, zero=layout.zero, tile=narrow)
     elif form == "dense":
         library_products.dense(x, part.values, bias, out)
+    elif len(x) >= LIBRARY_ROWS:
+        _in_pieces(x, part, bias, out, workspace)
     else:
         tile = tiles.for_linear(form, len(x), part.values, x.dtype)
         linear(x, *planes, bias, out, workspace, form=form, group=layout.group, zero=layout.zero, tile=tile)

@@ -1,7 +1,7 @@
 """Warm-up steps that launch every kernel variant of a server before it is ready: Triton compiles at the first launch.
 
-The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at 16, 32 and
-64 rows.
+The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at
+`ROW_STEPS`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.kernels.launch_configs import ROW_STEPS
 from octavo_inference.core.model_input import (
     RULES_HEADER,
     Penalty,
@@ -21,8 +22,6 @@ from octavo_inference.core.model_input import (
     RowStep,
     sampling_columns,
 )
-
-_PROMPTS = (16, 32, 64)
 
 
 def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
@@ -35,7 +34,7 @@ def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
     rows = min(limits.rows, limits.tokens)
     for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
         yield _step([1] * count, limits, "greedy")
-    for tokens in sorted({min(n, limits.tokens) for n in (*_PROMPTS, limits.tokens)}):
+    for tokens in sorted({min(n, limits.tokens) for n in (*ROW_STEPS, limits.tokens)}):
         yield _step(_cut(tokens, limits), limits, "sampled")
 
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 PART_FIELDS = 3
 """Integers of a part: its sequence, its number, and the number of parts of the sequence; 0 for no part at all."""
 
-_PROGRAMS_PER_PROCESSOR = 2
+_PROGRAMS_PER_PROCESSOR = 3
+_SLACK = 4
+"""A part may be longer than a share by one part in so many: another part would cost more than it evens out."""
 LEAST_KEYS = 256
 """Fewest keys of a share: the result of a part is written and read once more."""
 
@@ -37,11 +39,12 @@ def decode_parts(seq_len: NDArray[np.integer[Any]], *, shares: int, least_keys: 
     """Split the keys of sequences with one query token each: parts [P, 3], of `PART_FIELDS`.
 
     A share is the number of all keys divided by `shares`, but at least `least_keys`. A sequence has the fewest parts
-    that are no longer than a share. They differ by one key tile at most and follow each other. The longest sequences
-    come first, so that short parts fill the end of a launch. A sequence without keys has no part.
+    that are at most a quarter longer than a share. They differ by one key tile at most and follow each other. The
+    longest sequences come first, so that short parts fill the end of a launch. A sequence without keys has no part.
     """
     share = max(-(-int(seq_len.sum()) // shares), least_keys)
     order = np.argsort(-seq_len, kind="stable")
-    counts = -(-seq_len[order] // share)
+    lengths = seq_len[order].astype(np.int64)
+    counts = np.minimum(lengths, np.maximum(1, -(-(_SLACK * lengths - share) // (_SLACK * share))))
     numbers = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
     return np.column_stack([np.repeat(order, counts), numbers, np.repeat(counts, counts)]).astype(np.int32)

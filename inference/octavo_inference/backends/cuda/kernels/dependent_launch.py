@@ -13,12 +13,10 @@ Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchroni
 from __future__ import annotations
 
 import triton
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
-from triton.runtime import driver
 
-CAPABILITY = 90
-"""The first compute capability that has it, times ten."""
+from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 
 
 @triton.constexpr_function
@@ -33,12 +31,10 @@ def wait_for_previous():
     Does nothing for a GPU without dependent launches, and returns at once in a kernel launched without the options.
     """
     if _supported():
-        gdc_wait()
-        gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
 
 
 def launch_options() -> dict[str, bool]:
     """Options of a launch on the current GPU, for kernels that call `wait_for_previous`."""
-    if triton.knobs.runtime.interpret or driver.active.get_current_target().arch < CAPABILITY:
-        return {}
-    return {"launch_pdl": True}
+    return {"launch_pdl": True} if capability() >= HOPPER else {}

@@ -1,4 +1,4 @@
-"""Dequantizes stored bytes of weights to float32, in registers. Helpers of `linear` and `embedding`.
+"""Dequantizes stored bytes of weights: in registers, for `linear` and `embedding`, or rows of a matrix into memory.
 
 On a GPU, an integer conversion costs several times as much as an addition. So small integers are written into the
 mantissa of 2**23, which is then subtracted: exact, in two cheap operations. float8_e4m3fn has the bit order of float32
@@ -10,6 +10,12 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+
+_BYTES = 1024
 
 
 @triton.jit
@@ -37,3 +43,42 @@ def spread(x, GROUP: tl.constexpr):
     """Repeat each column of x [rows, groups] GROUP times: [rows, groups * GROUP] in float32."""
     wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (x.shape[0], x.shape[1], GROUP))
     return wide.reshape(x.shape[0], x.shape[1] * GROUP)
+
+
+@triton.jit
+def _dequantize(values, scales, minimums, out, width, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
+                ZERO: tl.constexpr, MINIMUM: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
+    wait_for_previous()
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
+    inside = at < width
+    raw = tl.load(values + row * width + at, mask=inside, other=0)
+    # Bytes of a row that share a scale.
+    SPAN: tl.constexpr = GROUP // 2 if FORM == "int4" else GROUP
+    scale, minimum = 1.0, 0.0
+    if GROUP > 0:
+        scale = tl.load(scales + row * groups + at // SPAN, mask=inside, other=0.0).to(tl.float32)
+    else:
+        scale = tl.load(scales + row)
+    if MINIMUM:
+        minimum = tl.load(minimums + row * groups + at // SPAN, mask=inside, other=0.0).to(tl.float32)
+    kind = out.dtype.element_ty
+    if FORM == "int4":
+        out += row * 2 * width + at // SPAN * GROUP + at % SPAN
+        both = raw.to(tl.int32)
+        tl.store(out, (integers(both & 15, ZERO) * scale + minimum).to(kind), mask=inside)
+        tl.store(out + SPAN, (integers(both >> 4, ZERO) * scale + minimum).to(kind), mask=inside)
+    else:
+        value = e4m3(raw) if FORM == "fp8" else integers(raw.to(tl.int32), ZERO)
+        tl.store(out + row * width + at, (value * scale + minimum).to(kind), mask=inside)
+
+
+def dequantize_rows(
+    values: Torch, scales: Torch, minimums: Torch | None, out: Torch, *, form: Stored, group: int = 0, zero: int = 0
+) -> None:
+    """Write rows of packed weights to out [N, K], contiguous, of any float type; the planes as in `linear.linear`."""
+    (rows, width), cols = values.shape, out.shape[1]
+    _dequantize[rows, triton.cdiv(width, _BYTES)](
+        values, scales, minimums, out, width, cols // group if group else 0, FORM=form, GROUP=group, ZERO=zero,
+        MINIMUM=minimums is not None, BYTES=_BYTES, **launch_options(),
+    )  # fmt: skip

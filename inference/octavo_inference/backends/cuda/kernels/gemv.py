@@ -166,7 +166,7 @@ def gemv(
         return
     words = values.view(torch.int64 if form == "dense" else torch.int32)
     quads = x.view(torch.int64) if x.dtype == torch.bfloat16 else x
-    tile = tile or gemv_tile(m, n, values.nbytes // n)
+    tile = tile or gemv_tile(form, m, n, values.nbytes // n)
     _gemv[(triton.cdiv(n, tile.outputs),)](
         quads, words, scales, minimums, bias, out, m, n, words.shape[1], x.shape[1] // group if group else 0,
         quads.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,

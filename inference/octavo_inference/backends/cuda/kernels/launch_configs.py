@@ -8,14 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_inference.backends.cuda.kernels.target import has_large_shared_memory
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 _LEAST_STEPS = 4
+ROW_STEPS = (16, 32, 64, 128)
+"""Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
 
-WORKSPACE = _PROGRAMS * 64 * 64
-"""Upper bound of the floats that partial sums of any `linear.linear` need."""
+WORKSPACE = 1 << 22
+"""Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of any `linear.linear` need fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +35,21 @@ def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: boo
     """The tile for one query token per sequence, or for several, of heads that share keys in groups of `group`.
 
     A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1
-    buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. float32 has no tensor
-    cores, so its products use registers too: small tiles avoid spilling. The interpreter's time depends on the number
-    of operations, not of elements. All tiles fit the 99 KiB of shared memory of the smallest GPU.
+    buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. Tiles fit the 99 KiB of
+    shared memory of the smallest GPU; those for 227 KiB are the fastest on an H100 (docs/evidence/gpu.md): a decode
+    reads at the speed of memory with one buffer of 128 keys. float32 has no tensor cores, so its products use registers
+    too: small tiles avoid spilling. The interpreter's time depends on the number of operations, not of elements.
     """
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
     if triton.knobs.runtime.interpret:
         return AttentionTile(rows=max(least, 64), keys=64, warps=4, stages=2)
     if dtype == torch.float32:
         return AttentionTile(rows=least, keys=16, warps=8, stages=2)
-    keys = 64 if head_dim <= 128 else 32
-    if decode:
-        return AttentionTile(rows=least, keys=keys, warps=4, stages=3)
-    return AttentionTile(rows=max(least, 64), keys=keys, warps=4 if head_dim <= 128 else 8, stages=2)
+    if head_dim > 128:
+        return AttentionTile(least, 32, 4, 3) if decode else AttentionTile(max(least, 64), 32, 8, 2)
+    if has_large_shared_memory():
+        return AttentionTile(least, 128, 4, 2) if decode else AttentionTile(max(least, 128), 128, 8, 3)
+    return AttentionTile(least, 64, 4, 3) if decode else AttentionTile(max(least, 64), 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +64,35 @@ class LinearTile:
     stages: int
 
 
-def linear_tile(m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
+_MANY_OUTPUTS = 16_384
+"""Rows of weights that make enough programs of large tiles."""
+
+
+def linear_tile(form: Stored, m: int, n: int, width: int, dtype: torch.dtype) -> LinearTile:
     """The tile for `m` rows of x in `dtype` and weights of `n` rows of `width` values, or bytes of two.
 
     Few rows make few programs, while the weights' bytes determine the time: split-K makes many programs read. The
-    target number of programs is a constant, so that sums are split alike on every GPU. Tiles fit 99 KiB of shared
-    memory.
+    target number of programs is a constant, so that sums are split alike on every GPU. Chosen on an H100 for the
+    matrices of an 8B model (docs/evidence/gpu.md). Tiles fit 99 KiB of shared memory.
     """
-    rows = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
-    outputs, step, warps, stages = (64, 128, 4, 3) if rows == 16 else (64, 64, 4, 3) if rows <= 64 else (128, 32, 8, 3)
+    rows = next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
+    four = form == "int4"
+    programs = 2 * _PROGRAMS
     if dtype == torch.float32:  # multiplied without tensor cores, in registers
         rows, outputs, step, warps, stages = min(rows, 64), 64, 32, 4 if rows <= 32 else 8, 2
-    parts = min(_PROGRAMS // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS)) if m <= 64 else 1
+        programs = _PROGRAMS if m <= 64 else 1
+    elif rows == 16 and n >= _MANY_OUTPUTS:
+        outputs, step, warps, stages = 128, 128, 4, 3
+    elif rows == 16:
+        outputs, step, warps, stages = (64, 128, 4, 3) if four else (32, 256, 4, 3)
+    elif rows == 32 and not four:
+        outputs, step, warps, stages = 64, 128, 4, 3
+    elif rows <= 64:
+        outputs, step, warps, stages, programs = 128, 64, 4, 3, _PROGRAMS
+    else:
+        outputs, step, warps, stages = (256, 32, 8, 3) if four else (128, 64, 8, 3)
+        programs = _PROGRAMS // 2 if m <= rows else 1
+    parts = min(programs // triton.cdiv(n, outputs), width // (step * _LEAST_STEPS), WORKSPACE // (rows * n))
     return LinearTile(rows, outputs, step, max(1, parts), warps, stages)
 
 
@@ -85,21 +107,23 @@ class GemvTile:
 def gemv_rows(form: Stored) -> int:
     """Most rows of x for `gemv.gemv`: above, its multiplications cost more than those of tensor cores.
 
-    Instructions per weight, counted in the code for compute capability 9.0. At 1 and 2 rows: int4 3.4 and 5.0, int8 4.3
-    and 5.6, fp8 4.4 and 5.5, dense 3.0 and 4.2 (at 4 rows 7.5). `linear.linear` has 7.0 to 7.7 for packed weights at up
-    to 16 rows. Not measured on a GPU.
+    On an H100 dense products of 1 to 4 rows take 0.90 to 0.98 of the time of cuBLAS for an 8B model's matrices, and 0.6
+    to 0.8 for those of a 0.6B (docs/evidence/gpu.md).
     """
     return 4 if form == "dense" else 2
 
 
-def gemv_tile(m: int, n: int, width: int) -> GemvTile:
-    """The tile for `m` rows of x and weights of `n` rows of `width` bytes.
+def gemv_tile(form: Stored, m: int, n: int, width: int) -> GemvTile:
+    """The tile for `m` rows of x and weights of `n` rows of `width` bytes: the best mean over eight shapes on an H100.
 
-    With enough programs, each has one warp: then no sum crosses warps.
+    Weights are loaded one step ahead, so a program has both steps in registers: few rows leave room for many programs.
+    Unpacking takes more of them, hence fewer warps.
     """
-    outputs = 8 if m <= 2 and n >= _PROGRAMS * 8 else 4
-    warps = 1 if n >= 8 * _PROGRAMS * outputs else min(4, triton.next_power_of_2(triton.cdiv(width, 512)))
-    return GemvTile(outputs, warps)
+    if form == "dense":
+        return GemvTile(2 if m <= 2 else 4, 4)
+    most = 4 if form != "int4" else 1 if n >= 64 * _PROGRAMS else 2
+    whole = max(1, width // 1024)  # steps of two warps
+    return GemvTile(4, min(most, 1 << (whole.bit_length() - 1)))
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:

@@ -125,7 +125,7 @@ def linear(
     (m, k), (n, width) = x.shape, values.shape
     if m == 0:
         return
-    tile = tile or linear_tile(m, n, width, x.dtype)
+    tile = tile or linear_tile(form, m, n, width, x.dtype)
     grid = (triton.cdiv(m, tile.rows), triton.cdiv(n, tile.outputs), tile.split)
     _linear[grid](
         x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,

@@ -43,6 +43,4 @@ def quantize(x: Torch, values: Torch, scales: Torch) -> None:
     """
     rows, width = x.shape
     if rows:
-        _quantize[(rows,)](
-            x, values, scales, x.stride(0), width, COLUMNS=_COLUMNS, num_warps=4, **launch_options()
-        )
+        _quantize[(rows,)](x, values, scales, x.stride(0), width, COLUMNS=_COLUMNS, num_warps=4, **launch_options())

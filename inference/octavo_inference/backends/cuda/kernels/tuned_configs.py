@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import (
+    ROW_STEPS,
     WORKSPACE,
     AttentionTile,
     GemvTile,
@@ -29,9 +30,6 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 TABLES = Path(__file__).with_name("tables")
-ROW_STEPS = (16, 32, 64, 128)
-"""Products with a row count up to one of these share a tile. The last one also covers all larger counts."""
-
 Shape = tuple[str, int, int, int]
 """Layout, rows and width (values, or bytes of two) of the weights, and the most rows of x."""
 
@@ -57,13 +55,14 @@ class Tiles:
     def for_gemv(self, form: Stored, m: int, values: torch.Tensor) -> GemvTile:
         """The tile for `m` rows of x and weights `values` [N, width]."""
         n, width = values.shape
-        return self.gemv.get((form, n, width, power_of_two(m))) or gemv_tile(m, n, width * values.element_size())
+        return self.gemv.get((form, n, width, power_of_two(m))) or gemv_tile(form, m, n, width * values.element_size())
 
     def for_linear(self, form: Stored, m: int, values: torch.Tensor, dtype: torch.dtype) -> LinearTile:
         """The tile for `m` rows of x in `dtype` and weights `values` [N, width]."""
         n, width = values.shape
-        found = self.linear.get((form, n, width, row_step(m))) if dtype == torch.bfloat16 else None
-        return found or linear_tile(m, n, width, dtype)
+        measured = dtype == torch.bfloat16 and m <= ROW_STEPS[-1]
+        found = self.linear.get((form, n, width, row_step(m))) if measured else None
+        return found or linear_tile(form, m, n, width, dtype)
 
     def for_attention(self, head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
         """The tile for sequences of one query token, or of several, whose `group` heads share keys."""
@@ -120,7 +119,7 @@ def read_tiles(path: Path) -> Tiles:
 
 def fits(tile: LinearTile, rows: int, n: int) -> bool:
     """Return True if its partial sums fit; products without a row limit are never split-K."""
-    return tile.split == 1 or (rows < ROW_STEPS[-1] and tile.split * rows * n <= WORKSPACE)
+    return tile.split == 1 or (rows <= ROW_STEPS[-1] and tile.split * rows * n <= WORKSPACE)
 
 
 def _shape(row: dict[str, Any]) -> Shape:

@@ -21,7 +21,7 @@ from octavo_inference.backends.cuda.packing import Form, Layout
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
 _PIECE_STEP = 16  # rows of a piece, so that each begins at an aligned address
-FP8_ROWS = 33
+FP8_ROWS = 17
 """Fewest rows of x that are quantized to fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
 LIBRARY_ROWS = 129
 """Fewest rows of x for which packed weights are dequantized in pieces, and multiplied by the library.

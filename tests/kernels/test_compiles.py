@@ -123,3 +123,12 @@ def test_denormals_are_kept_where_weights_are_decoded_by_shifts(
 ) -> None:
     """The smallest values of e4m3 become denormals of float32 on the way: flushed, they would be zero."""
     assert machine_code[case, kernel]["instructions"]["ftz"] == 0
+
+
+@pytest.mark.timeout(1800)
+def test_kernels_wait_for_the_one_before_where_launches_may_depend(machine_code: MachineCode, capability: int) -> None:
+    """The wait and the release of the next kernel, in every kernel of a step; the GPUs before have neither."""
+    for (case, kernel), row in machine_code.items():
+        assert {"ACQBULK", "PREEXIT"} & set(row["instructions"]) == (
+            {"ACQBULK", "PREEXIT"} if capability >= 90 else set()
+        ), (case, kernel)

@@ -13,7 +13,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, LinearTile, linear_tile
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Embedding, Linear, quantize_rows
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, DeviceMatrix, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import Layout, layout_of, pack
 from octavo_inference.models.weights import Format, Tensor, dequantize
 
@@ -231,6 +231,28 @@ def test_parts_of_different_layouts_stand_side_by_side(rng: np.random.Generator,
     assert layer(x, out) is out
     assert torch.equal(out, layer(x))
     assert layer(x[:0]).shape == (0, 80)
+
+
+@pytest.mark.parametrize("format_", ["q4_0", "q4_k", "q6_k", "q8_0", "fp8"])
+def test_many_rows_are_multiplied_in_pieces_of_dequantized_weights(rng: np.random.Generator, format_: str) -> None:
+    """Pieces of 16 rows of weights, the last one of fewer, with a bias, into rows at a stride."""
+    n, k = 56, 256
+    if format_ == "fp8":
+        values, scales = quantize_rows(torch.from_numpy(rng.standard_normal((n, k), np.float32)))
+        matrix = DeviceMatrix(Layout("fp8"), k, values, scales)
+        weights = (values.view(torch.float8_e4m3fn).float() * scales[:, None]).numpy()
+    else:
+        tensor = stored(rng, cast("Format", format_), n, k)
+        matrix, weights = on_device(tensor), dequantize(tensor)
+    bias = torch.from_numpy(rng.standard_normal(n, np.float32))
+    layer = Linear((matrix,), (bias,), torch.full((20 * k,), float("nan")))
+    x = torch.from_numpy(rng.standard_normal((LIBRARY_ROWS, k), np.float32))
+    wide = torch.full((LIBRARY_ROWS, n + 8), float("nan"))
+    layer(x, wide[:, 3 : n + 3])
+    expected = x.double().numpy() @ weights.T.astype(np.float64) + bias.double().numpy()
+    compare(wide[:, 3 : n + 3], expected, tolerance(x, weights, 2**-10) + 1e-6)
+    assert wide[:, :3].isnan().all()
+    assert wide[:, n + 3 :].isnan().all()
 
 
 def test_logits_of_bfloat16_weights_are_float32(rng: np.random.Generator, workspace: Torch) -> None:

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from octavo_inference.backends.cuda.kernels.target import has_large_shared_memory
+from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
@@ -36,7 +36,7 @@ def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: boo
 
     A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1
     buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. Tiles fit the 99 KiB of
-    shared memory of the smallest GPU; those for 227 KiB are the fastest on an H100 (docs/evidence/gpu.md): a decode
+    shared memory of the smallest GPU; those of Hopper are the fastest on an H100 (docs/evidence/gpu.md): a decode
     reads at the speed of memory with one buffer of 128 keys. float32 has no tensor cores, so its products use registers
     too: small tiles avoid spilling. The interpreter's time depends on the number of operations, not of elements.
     """
@@ -47,7 +47,7 @@ def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: boo
         return AttentionTile(rows=least, keys=16, warps=8, stages=2)
     if head_dim > 128:
         return AttentionTile(least, 32, 4, 3) if decode else AttentionTile(max(least, 64), 32, 8, 2)
-    if has_large_shared_memory():
+    if capability() == HOPPER:
         return AttentionTile(least, 128, 4, 2) if decode else AttentionTile(max(least, 128), 128, 8, 3)
     return AttentionTile(least, 64, 4, 3) if decode else AttentionTile(max(least, 64), 64, 4, 2)
 

@@ -140,7 +140,7 @@ def test_a_layer_multiplies_by_the_tiles_of_its_card(monkeypatch: pytest.MonkeyP
     ("rows", "sentence"),
     [
         ([linear_row(LinearTile(16, 64, 64, 9000, 4, 3))], "is cut into 9000 parts for 16 rows"),
-        ([linear_row(LinearTile(128, 64, 64, 600, 4, 3), rows=128)], "is cut into 600 parts"),
+        ([linear_row(LinearTile(128, 64, 64, 1100, 4, 3), rows=128)], "is cut into 1100 parts"),
         (
             [
                 {

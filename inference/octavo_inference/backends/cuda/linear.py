@@ -137,8 +137,11 @@ def _in_pieces(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, wor
     for first in range(0, part.rows, rows):
         end = min(first + rows, part.rows)
         piece = buffer[: (end - first) * cols].view(end - first, cols)
-        planes = (None if plane is None else plane[first:end] for plane in (part.values, part.scales, part.minimums))
-        dequantize_rows(*planes, piece, form=part.form, group=layout.group, zero=layout.zero)
+        minimums = None if part.minimums is None else part.minimums[first:end]
+        scales = cast("Torch", part.scales)[first:end]
+        dequantize_rows(
+            part.values[first:end], scales, minimums, piece, form=part.form, group=layout.group, zero=layout.zero
+        )
         library_products.dense(x, piece, None, out[:, first:end])
     if bias is not None:  # in float32, which the library does not add
         out.add_(bias)

@@ -17,7 +17,7 @@ _LEAST_STEPS = 4
 ROW_STEPS = (16, 32, 64, 128)
 """Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
 
-WORKSPACE = 1 << 22
+WORKSPACE = 1 << 23
 """Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of any `linear.linear` need fewer."""
 
 
@@ -107,8 +107,8 @@ class GemvTile:
 def gemv_rows(form: Stored) -> int:
     """Most rows of x for `gemv.gemv`: above, its multiplications cost more than those of tensor cores.
 
-    On an H100 dense products of 1 to 4 rows take 0.90 to 0.98 of the time of cuBLAS for an 8B model's matrices, and 0.6
-    to 0.8 for those of a 0.6B (docs/evidence/gpu.md).
+    On an H100 dense products of 1 to 4 rows take 0.8 to 1.0 of the time of cuBLAS for the matrices of an 8B model, and
+    0.5 to 0.9 for those of a 0.6B model (docs/evidence/gpu.md).
     """
     return 4 if form == "dense" else 2
 

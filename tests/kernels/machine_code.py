@@ -37,7 +37,7 @@ CASES = {
     "prompt of 128 rows": replace(LLAMA, batch=PREFILL, tile=AttentionTile(rows=128, keys=64, warps=8, stages=2)),
     **{f"decode, {n} stages": replace(LLAMA, tile=replace(TILE, stages=n)) for n in (2, 3, 4)},
     "gemv fp8": Product("fp8", 1, *SIZES["gate_up"]),
-    "linear fp8": Product("fp8", 512, *SIZES["gate_up"]),
+    "linear fp8": Product("fp8", 64, *SIZES["gate_up"]),
     "gemv int4": Product("int4 q4_k", 1, *SIZES["gate_up"]),
 }
 

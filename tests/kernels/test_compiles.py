@@ -127,7 +127,7 @@ def test_denormals_are_kept_where_weights_are_decoded_by_shifts(
 
 @pytest.mark.timeout(1800)
 def test_kernels_wait_for_the_one_before_where_launches_may_depend(machine_code: MachineCode, capability: int) -> None:
-    """The wait and the release of the next kernel, in every kernel of a step; the GPUs before have neither."""
+    """The wait and the release of the next kernel, in kernels of attention and products; older GPUs have neither."""
     for (case, kernel), row in machine_code.items():
         assert {"ACQBULK", "PREEXIT"} & set(row["instructions"]) == (
             {"ACQBULK", "PREEXIT"} if capability >= 90 else set()

@@ -75,7 +75,7 @@ def test_short_sequences_are_never_split(lengths: list[int], shares: int) -> Non
         ([16_000] + [1000] * 17, [24] + [2] * 17),
     ],
 )
-def test_parts_fill_the_card_and_no_more(lengths: list[int], counts: list[int]) -> None:
+def test_parts_fill_the_card(lengths: list[int], counts: list[int]) -> None:
     """Eight KV heads on 132 multiprocessors: 49 shares, three programs for each multiprocessor."""
     shares = shares_for(kv_heads=8, processors=132)
     parts = decode_parts(np.array(lengths, np.int32), shares=shares)

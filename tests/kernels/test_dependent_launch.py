@@ -8,17 +8,22 @@ from pathlib import Path
 import pytest
 
 from octavo_inference.backends.cuda import kernels
+from octavo_inference.backends.cuda.kernels import dependent_launch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options
 from octavo_inference.backends.cuda.kernels.target import capability
 
 FOLDER = Path(kernels.__file__).parent
-FUNCTIONS = {
-    node.name: node
+Name = tuple[str, str]
+"""Of a module, and of a function in it."""
+FUNCTIONS: dict[Name, ast.FunctionDef] = {
+    (path.stem, node.name): node
     for path in sorted(FOLDER.glob("*.py"))
     for node in ast.parse(path.read_text(encoding="utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name != "wait_for_previous"
 }
 WAITING = sorted(name for name, node in FUNCTIONS.items() if "wait_for_previous()" in ast.unparse(node))
+BEFORE = {"_load_weights", "nothing", "tl.program_id", "tl.arange", "tl.num_programs"}
+"""Functions that a kernel may call before it waits: they read weights, or nothing."""
 
 
 def launched() -> set[str]:
@@ -34,19 +39,28 @@ def launched() -> set[str]:
 
 
 def test_kernels_launched_with_the_options_are_those_that_wait() -> None:
-    assert launched() == set(WAITING)
-    assert {"_attend", "_gemv", "_add_rms_norm", "_draw"} <= set(WAITING)
+    assert launched() == {name for _, name in WAITING}
+    assert {("attention", "_attend"), ("linear", "_reduce"), ("split_kv_reduce", "_reduce")} <= set(WAITING)
 
 
-@pytest.mark.parametrize("name", WAITING)
-def test_a_kernel_waits_before_it_reads_writes_or_ends(name: str) -> None:
+@pytest.mark.parametrize("name", WAITING, ids=".".join)
+def test_a_kernel_waits_before_it_reads_writes_or_ends(name: Name) -> None:
     """In every program: not in a branch, and before the first return. Only weights may be read before."""
     body = FUNCTIONS[name].body
     waits = next(i for i, statement in enumerate(body) if ast.unparse(statement) == "wait_for_previous()")
-    before = "\n".join(ast.unparse(statement) for statement in body[:waits])
-    assert "return" not in before
-    assert "tl.store" not in before
-    assert "tl.load" not in before, "but for weights, by _load_weights"
+    nodes = [node for statement in body[:waits] for node in ast.walk(statement)]
+    assert not any(isinstance(node, ast.Return) for node in nodes)
+    called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
+    assert {name for name in called if not name.endswith(".to")} <= BEFORE
+
+
+@pytest.mark.parametrize(("driver", "there"), [(0, True), (12_020, False), (12_030, True), (13_000, True)])
+def test_a_driver_without_them_in_graphs_gets_none(driver: int, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dependent_launch, "_driver", lambda: driver)
+    monkeypatch.setattr(dependent_launch, "capability", lambda: 90)
+    assert launch_options() == ({"launch_pdl": True} if there else {})
+    monkeypatch.setattr(dependent_launch, "capability", lambda: 89)
+    assert launch_options() == {}
 
 
 def test_the_interpreter_has_no_options_and_no_capability() -> None:

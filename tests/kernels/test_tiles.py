@@ -111,9 +111,9 @@ def test_a_table_is_what_the_server_reads(tmp_path: Path) -> None:
         {("int8", 64, 128, 16): tile},
         {(128, 4, True): flat},
     )
-    assert tiles.for_attention(128, 4, torch.bfloat16, decode=True) == flat
+    assert tiles.for_attention(128, 4, torch.bfloat16, decode=True, quantized=False) == flat
     of_rules = attention_tile(128, 4, torch.bfloat16, decode=False)
-    assert tiles.for_attention(128, 4, torch.bfloat16, decode=False) == of_rules
+    assert tiles.for_attention(128, 4, torch.bfloat16, decode=False, quantized=False) == of_rules
     values = torch.empty((64, 128), dtype=torch.bfloat16)
     assert tiles.for_linear("int8", 9, values, torch.bfloat16) == tile
     # Float32 was not measured, and other shapes have the tiles of the rules.

@@ -17,6 +17,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gem
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, DeviceMatrix, Linear
 from octavo_inference.backends.cuda.packing import Layout
 
 LAYOUTS = {
@@ -97,14 +98,17 @@ class Product:
 
     @property
     def kernel(self) -> str:
-        """The kernel that the layers choose; dense products of more rows use the library."""
+        """The way that the layers choose: by a kernel, by the library, or by the library in dequantized pieces."""
         form = "dense" if self.layout == "dense" else LAYOUTS[self.layout].form
-        return "gemv" if self.m <= gemv_rows(cast("Stored", form)) else "mm" if form == "dense" else "linear"
+        if self.m <= gemv_rows(cast("Stored", form)):
+            return "gemv"
+        return "mm" if form == "dense" else "linear" if self.m < LIBRARY_ROWS else "pieces"
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
         # Columns in groups of 32 that fill no whole tile, like Qwen's 896 columns.
-        m, n, k = place.pick(self.m, min(self.m, 19)), place.pick(self.n, 77), place.pick(self.k, 224)
+        fewest = LIBRARY_ROWS if self.kernel == "pieces" else 19
+        m, n, k = place.pick(self.m, min(self.m, fewest)), place.pick(self.n, 77), place.pick(self.k, 224)
         layout = LAYOUTS[self.layout]
         matrix = planes(place, layout, n, k)
         x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if self.logits else None)
@@ -114,12 +118,16 @@ class Product:
         given = (x, matrix.values, matrix.scales, matrix.minimums, bias, out)
         kind = matrix.kind(layout)
 
+        packed = DeviceMatrix(layout, k, matrix.values, matrix.scales, matrix.minimums)
+        pieces = Linear((packed,), (bias,), workspace)
         # In the interpreter activations and dense weights are float32.
         few = self.kernel == "gemv" and suits(x, matrix.values, matrix.form, layout.group)
 
         def launch() -> None:
             if few:
                 gemv(*given, **kind)
+            elif self.kernel == "pieces":
+                pieces(x, out)
             elif matrix.form == "dense":
                 library_products.dense(x, matrix.values, bias, out)
             else:
@@ -132,7 +140,9 @@ class Product:
             return [(out, expected if bias is None else expected + bias)]
 
         kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
-        return Trial(launch, pairs, rounding(place.dtype, 1), size_of(x, out, *kept))
+        # With pieces the sums are rounded before a bias is added.
+        roundings = 2 if self.kernel == "pieces" and self.bias else 1
+        return Trial(launch, pairs, rounding(place.dtype, roundings), size_of(x, out, *kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +262,7 @@ PACKED = [name for name in LAYOUTS if name != "dense"]
 PRODUCTS = [
     *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 2, 16, 32, 512)),
     *(Product(layout, 1, *SIZES["down"]) for layout in LAYOUTS),
-    *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64)),
+    *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64, 512)),
     *(Product(layout, m, 128_256, 4096, logits=True) for layout in ("dense", "int8 q6_k", "fp8") for m in (1, 64)),
     *(Product("int4 q4_0", m, 1152, 896, bias=True) for m in (1, 3)),
     Product("int8 q8_0", 17, 576, 1536),
@@ -263,6 +273,7 @@ LOOKUPS = [
 ]
 DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in PACKED]
 QUICK = {
+    "int4 q4_k 512x6144x4096 bias",
     "int4 q4_k 2048x4096",
     "int8 q6_k 2048x4096",
     "int4 q4_k 1x28672x4096",
@@ -272,6 +283,7 @@ QUICK = {
     "int4 q4_k 16x28672x4096",
     "int4 q4_k 512x28672x4096",
     "int8 q6_k 32x28672x4096",
+    "fp8 64x6144x4096 bias",
     "fp8 512x28672x4096",
     "dense 64x128256x4096 logits",
     "int8 q6_k 128256x4096",

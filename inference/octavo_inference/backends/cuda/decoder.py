@@ -120,7 +120,11 @@ class Decoder:
                 window=config.window(number),
                 softcap=config.attention_softcap,
                 tile=self.weights.tiles.for_attention(
-                    config.head_dim, config.heads // config.kv_heads, q.dtype, decode=decodes
+                    config.head_dim,
+                    config.heads // config.kv_heads,
+                    q.dtype,
+                    decode=decodes,
+                    quantized=scales is not None,
                 ),
             )
         return self._sum(layer.o(attended.view(tokens, -1), buffers.projected[:tokens]))

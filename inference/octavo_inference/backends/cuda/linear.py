@@ -12,6 +12,7 @@ from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels import embedding as table_kernel
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
+from octavo_inference.backends.cuda.kernels.launch_configs import ROW_STEPS
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
@@ -21,12 +22,13 @@ from octavo_inference.backends.cuda.packing import Form, Layout
 _STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
 _PIECE_STEP = 16  # rows of a piece, so that each begins at an aligned address
-FP8_ROWS = 17
+FP8_ROWS = 33
 """Fewest rows of x that are quantized to fp8, with fp8 weights and GPU support. Below, reading weights dominates."""
-LIBRARY_ROWS = 129
+LIBRARY_ROWS = ROW_STEPS[-1] + 1
 """Fewest rows of x for which packed weights are dequantized in pieces, and multiplied by the library.
 
-At 512 rows this takes half of the time of `linear.linear` on an H100, at 2,048 a third (docs/evidence/gpu.md).
+On an H100 this and the best tile of `linear.linear` take about the same time at 256 rows, and half of it at 2,048
+(docs/evidence/gpu.md).
 """
 RULES = Tiles()
 """Launch configurations without measurements: the rules alone."""
@@ -130,7 +132,10 @@ def quantize_rows(rows: Torch) -> tuple[Torch, Torch]:
 
 
 def _in_pieces(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch) -> None:
-    """Dequantize as many rows of weights as `workspace` holds, multiply, and go on. A piece stays in the L2 cache."""
+    """Dequantize as many rows of weights as `workspace` holds, multiply, and go on.
+
+    Weights are rounded to the type of x, and sums before a bias is added. A row of weights is shorter than a million.
+    """
     kind, cols, layout = x.dtype, part.cols, part.layout
     buffer = workspace.view(kind)
     rows = min(part.rows, buffer.numel() // cols // _PIECE_STEP * _PIECE_STEP)

@@ -178,7 +178,7 @@ def attend(
     _, _, kv_heads, block_size, _ = kv.shape
     group = heads // kv_heads
     sequences = len(seq_len)
-    tile = tile or attention_tile(dim, group, q.dtype, decode=parts is not None)
+    tile = tile or attention_tile(dim, group, q.dtype, decode=parts is not None, quantized=scales is not None)
     # KV heads of a decode run side by side: their keys are neighbours in a block. Those of a prompt follow each other,
     # because its query blocks share the keys of a head in the L2 cache.
     grid = (tokens // (tile.rows // group) + sequences, kv_heads) if parts is None else (kv_heads, len(parts))

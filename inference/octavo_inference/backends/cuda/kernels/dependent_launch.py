@@ -12,11 +12,17 @@ Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchroni
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from triton.language.target_info import cuda_capability_geq
 
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
+
+GRAPHS = 12030
+"""The first CUDA whose graphs hold dependent launches."""
 
 
 @triton.constexpr_function
@@ -36,5 +42,20 @@ def wait_for_previous():
 
 
 def launch_options() -> dict[str, bool]:
-    """Options of a launch on the current GPU, for kernels that call `wait_for_previous`."""
-    return {"launch_pdl": True} if capability() >= HOPPER else {}
+    """Options of a launch on the current GPU, for kernels that call `wait_for_previous`.
+
+    None where the driver could not put such a launch into a CUDA graph, which would cost more than it gains.
+    """
+    return {"launch_pdl": True} if capability() >= HOPPER and _in_graphs(_driver()) else {}
+
+
+def _in_graphs(driver: int) -> bool:
+    """Return True for a driver of CUDA 12.3 or newer, or none: kernels are compiled ahead for drivers like that."""
+    return driver == 0 or driver >= GRAPHS
+
+
+@cache
+def _driver() -> int:
+    """The newest CUDA that the driver knows (13000 is 13.0), 0 without a driver."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)  # noqa: SLF001  torch has no public name for it
+    return int(ask()) if ask else 0

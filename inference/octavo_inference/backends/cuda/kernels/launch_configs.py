@@ -18,7 +18,7 @@ ROW_STEPS = (16, 32, 64, 128)
 """Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
 
 WORKSPACE = 1 << 23
-"""Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of any `linear.linear` need fewer."""
+"""Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of `linear.linear` need no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,17 @@ class AttentionTile:
     stages: int
 
 
-def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
+def attention_tile(
+    head_dim: int, group: int, dtype: torch.dtype, *, decode: bool, quantized: bool = False
+) -> AttentionTile:
     """The tile for one query token per sequence, or for several, of heads that share keys in groups of `group`.
 
     A decode needs few rows. A prompt needs many, as each program reads all keys again. K and V have `stages` - 1
     buffers each, those of prompts on Hopper `stages`; one is computed on while the others fill. Tiles fit the 99 KiB of
-    shared memory of the smallest GPU; those of Hopper are the fastest on an H100 (docs/evidence/gpu.md): a decode
-    reads at the speed of memory with one buffer of 128 keys. float32 has no tensor cores, so its products use registers
-    too: small tiles avoid spilling. The interpreter's time depends on the number of operations, not of elements.
+    shared memory of the smallest GPU. Those of Hopper were chosen on an H100 (docs/evidence/gpu.md): a decode reads at
+    the speed of memory with one buffer of 128 keys. `quantized` K and V need registers to be converted. float32 has no
+    tensor cores, so its products use registers too: small tiles avoid spilling. The interpreter's time depends on the
+    number of operations, not of elements.
     """
     least = max(_MMA_ROWS, triton.next_power_of_2(group))
     if triton.knobs.runtime.interpret:
@@ -47,9 +50,11 @@ def attention_tile(head_dim: int, group: int, dtype: torch.dtype, *, decode: boo
         return AttentionTile(rows=least, keys=16, warps=8, stages=2)
     if head_dim > 128:
         return AttentionTile(least, 32, 4, 3) if decode else AttentionTile(max(least, 64), 32, 8, 2)
-    if capability() == HOPPER:
-        return AttentionTile(least, 128, 4, 2) if decode else AttentionTile(max(least, 128), 128, 8, 3)
-    return AttentionTile(least, 64, 4, 3) if decode else AttentionTile(max(least, 64), 64, 4, 2)
+    hopper = capability() == HOPPER
+    if decode:
+        return AttentionTile(least, 128, 4, 2) if hopper else AttentionTile(least, 64, 4, 3)
+    large = hopper and not quantized
+    return AttentionTile(max(least, 128), 128, 8, 3) if large else AttentionTile(max(least, 64), 64, 4, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ def gemv_rows(form: Stored) -> int:
     """Most rows of x for `gemv.gemv`: above, its multiplications cost more than those of tensor cores.
 
     On an H100 dense products of 1 to 4 rows take 0.8 to 1.0 of the time of cuBLAS for the matrices of an 8B model, and
-    0.5 to 0.9 for those of a 0.6B model (docs/evidence/gpu.md).
+    0.5 to 0.9 for those of a 0.6B model (docs/evidence/gpu.md). Packed weights of more than 2 rows were not measured.
     """
     return 4 if form == "dense" else 2
 
@@ -121,7 +126,7 @@ def gemv_tile(form: Stored, m: int, n: int, width: int) -> GemvTile:
     """
     if form == "dense":
         return GemvTile(2 if m <= 2 else 4, 4)
-    most = 4 if form != "int4" else 1 if n >= 64 * _PROGRAMS else 2
+    most = 4 if form != "int4" else 1 if n >= _MANY_OUTPUTS else 2
     whole = max(1, width // 1024)  # steps of two warps
     return GemvTile(4, min(most, 1 << (whole.bit_length() - 1)))
 

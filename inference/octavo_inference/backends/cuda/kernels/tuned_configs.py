@@ -64,10 +64,13 @@ class Tiles:
         found = self.linear.get((form, n, width, row_step(m))) if measured else None
         return found or linear_tile(form, m, n, width, dtype)
 
-    def for_attention(self, head_dim: int, group: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
+    def for_attention(
+        self, head_dim: int, group: int, dtype: torch.dtype, *, decode: bool, quantized: bool
+    ) -> AttentionTile:
         """The tile for sequences of one query token, or of several, whose `group` heads share keys."""
-        found = self.attention.get((head_dim, group, decode)) if dtype == torch.bfloat16 else None
-        return found or attention_tile(head_dim, group, dtype, decode=decode)
+        measured = dtype == torch.bfloat16 and not quantized
+        found = self.attention.get((head_dim, group, decode)) if measured else None
+        return found or attention_tile(head_dim, group, dtype, decode=decode, quantized=quantized)
 
 
 def power_of_two(m: int) -> int:
@@ -118,7 +121,7 @@ def read_tiles(path: Path) -> Tiles:
 
 
 def fits(tile: LinearTile, rows: int, n: int) -> bool:
-    """Return True if its partial sums fit; products without a row limit are never split-K."""
+    """Return True if its partial sums fit."""
     return tile.split == 1 or (rows <= ROW_STEPS[-1] and tile.split * rows * n <= WORKSPACE)
 
 

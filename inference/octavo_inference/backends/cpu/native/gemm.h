@@ -98,8 +98,16 @@ static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a,
     for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
-// Size of a block of activation rows, which stays in the L2 cache while panels are read.
+// Size of a block of activation rows, which stays in the L2 cache while panels are read. Processors with tiles have 2 MB.
+#if defined(OCTAVO_TILES)
+constexpr i64 ACTIVATION_BLOCK_BYTES = 768 * 1024;
+#else
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
+#endif
+
+// Kernels of tile_kernel.h.
+template <class Kernel>
+constexpr bool BY_TILES = requires { typename Kernel::Panel; };
 
 // Splits a product into pieces: a panel times one block of rows.
 template <class Kernel, class Epilogue>
@@ -130,15 +138,28 @@ struct Gemm {
     // Several tiles prefetch a part of the next panel each. A single one reads weights as fast as memory gives them.
     // The processor prefetches such a stream itself, and prefetch instructions cost up to a quarter of its speed.
     const i64 stride = tiles == 1 ? 0 : Kernel::STEP_BYTES / tiles;
-    alignas(64) float sums[Kernel::MAX_TILE * PANEL];
-    for (i64 tile = 0; tile < tiles; tile++) {
-      const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
-      const uint8_t* ahead = tiles == 1 ? weights : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
-      with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
-        gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums,
-                             Prefetch{reinterpret_cast<const char*>(ahead), stride});
+    const auto each_tile = [&](auto&& multiply) {
+      alignas(64) float sums[Kernel::MAX_TILE * PANEL];
+      for (i64 tile = 0; tile < tiles; tile++) {
+        const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
+        const uint8_t* ahead =
+            tiles == 1 ? weights : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
+        multiply(a + first * row_length, int(last - first), sums,
+                 Prefetch{reinterpret_cast<const char*>(ahead), stride});
+        for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
+      }
+    };
+    if constexpr (BY_TILES<Kernel>) {
+      Kernel::start(count / tiles);
+      const typename Kernel::Panel columns(weights, matrix.cols, tiles);
+      each_tile([&](const Input* from, int rows, float* sums, Prefetch prefetch) {
+        Kernel::multiply(from, rows, matrix.cols, columns, sums, prefetch);
       });
-      for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
+    } else {
+      each_tile([&](const Input* from, int rows, float* sums, Prefetch prefetch) {
+        with_rows<Kernel::MAX_TILE>(
+            rows, [&]<int R>() { gemm_tile<Kernel, R>(from, matrix.cols, weights, sums, prefetch); });
+      });
     }
   }
 };
@@ -146,6 +167,20 @@ struct Gemm {
 // Calls f.template operator()<Kernel>() with the kernel for the matrix's format; FloatKernel<P> is the one for floats.
 template <class P, class F>
 static void with_kernel(const Matrix& matrix, F&& f) {
+#if defined(OCTAVO_TILES)
+  switch (matrix.format) {
+    case FORMAT_INT4:
+      return f.template operator()<QuantizedTileKernel<Int4>>();
+    case FORMAT_INT6:
+      return f.template operator()<QuantizedTileKernel<Int6>>();
+    case FORMAT_INT8:
+      return f.template operator()<QuantizedTileKernel<Int8>>();
+    case FORMAT_BF16:
+      return f.template operator()<FloatTileKernel>();
+    default:
+      return f.template operator()<FloatKernel<F32>>();
+  }
+#else
   switch (matrix.format) {
     case FORMAT_INT4:
       return f.template operator()<Int8Kernel<Int4>>();
@@ -156,9 +191,16 @@ static void with_kernel(const Matrix& matrix, F&& f) {
     default:
       return f.template operator()<FloatKernel<P>>();
   }
+#endif
 }
 
-inline bool is_quantized(const Matrix& matrix) { return matrix.format >= FORMAT_INT4; }
+// True if the kernels of quantized weights read activations in 8 bits. Tiles read them in bf16.
+#if defined(OCTAVO_TILES)
+constexpr bool ROUNDS_ACTIVATIONS = false;
+#else
+constexpr bool ROUNDS_ACTIVATIONS = true;
+#endif
+inline bool rounds_activations(const Matrix& matrix) { return ROUNDS_ACTIVATIONS && matrix.format >= FORMAT_INT4; }
 
 // Called by every thread of the team. `a` holds rows of the kernel's input type.
 template <class P, class Epilogue>

@@ -18,13 +18,14 @@ static_assert(PANEL == 2 * TILE_ROWS);
 constexpr i64 STEP_PAIR_BYTES = i64(TILE_ROWS) * PANEL * 2 * sizeof(bf16);  // of a panel, in one step of the tiles
 
 // sums[r][c] = sum over `steps` steps of a[r, :] * panel[:, c], for 1 to 2 * TILE_ROWS rows. panel(step, count) is the
-// address of the pairs of at most `count` steps, with `count` set to how many they are.
+// address of the pairs of at most `count` steps, with `count` set to how many they are. aside() is called once a step:
+// vector instructions run beside the products, which take 16 cycles each.
 //
 // Two registers of rows and two of columns give four of sums, so that each load serves two products. The second register
 // of rows ends with the last row: it may repeat rows of the first one.
-template <class Panel>
+template <class Panel, class Aside>
 OCTAVO_INLINE void multiply_tiles(const bf16* a, i64 lda, int rows, i64 steps, Panel&& panel, float* sums,
-                                  Prefetch prefetch) {
+                                  Prefetch prefetch, Aside&& aside) {
   const i64 row_bytes = lda * i64(sizeof(bf16)), second = std::max(0, rows - TILE_ROWS);
   const auto ahead = [&] {
     for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line, 0, 2);
@@ -57,6 +58,7 @@ OCTAVO_INLINE void multiply_tiles(const bf16* a, i64 lda, int rows, i64 steps, P
         tile_load<5>(a + second * lda, row_bytes);
         tile_multiply<2, 5, 6>();
         tile_multiply<3, 5, 7>();
+        aside();
       }
     }
   }
@@ -98,11 +100,13 @@ struct FloatTileKernel : TileKernel {
     Panel(const uint8_t* panel, i64, i64) : pairs(panel) {}
   };
 
-  static void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums, Prefetch prefetch) {
+  template <class Aside>
+  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
+                                     Prefetch prefetch, Aside&& aside) {
     const i64 whole = cols / STEP_COLS;
     prefetch.stride *= TILE_ROWS;
     multiply_tiles(
-        a, cols, rows, whole, [&](i64, i64&) { return panel.pairs; }, sums, prefetch);
+        a, cols, rows, whole, [&](i64, i64&) { return panel.pairs; }, sums, prefetch, aside);
     if (cols % STEP_COLS) add_rest(a, cols, rows, whole * STEP_COLS, cols, panel.pairs, sums);
   }
 };
@@ -204,8 +208,10 @@ struct QuantizedTileKernel : TileKernel {
     uint8_t* pairs_;
   };
 
-  static void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums, Prefetch prefetch) {
-    multiply_tiles(a, cols, rows, steps(cols), panel, sums, prefetch);
+  template <class Aside>
+  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
+                                     Prefetch prefetch, Aside&& aside) {
+    multiply_tiles(a, cols, rows, steps(cols), panel, sums, prefetch, aside);
   }
 };
 

@@ -17,6 +17,8 @@ namespace octavo {
 static_assert(PANEL == 2 * TILE_ROWS);
 constexpr i64 STEP_PAIR_BYTES = i64(TILE_ROWS) * PANEL * 2 * sizeof(bf16);  // of a panel, in one step of the tiles
 
+constexpr i64 AHEAD_BYTES = 2048;  // from the place that is read to the one that is prefetched, where a tile reads memory
+
 // sums[r][c] = sum over `steps` steps of a[r, :] * panel[:, c], for 1 to 2 * TILE_ROWS rows. panel(step, count) is the
 // address of the pairs of at most `count` steps, with `count` set to how many they are. aside() is called once a step:
 // vector instructions run beside the products, which take 16 cycles each.
@@ -105,6 +107,9 @@ struct FloatTileKernel : TileKernel {
                                      Prefetch prefetch, Aside&& aside) {
     const i64 whole = cols / STEP_COLS;
     prefetch.stride *= TILE_ROWS;
+    // A single tile: without prefetches its loads do not keep the memory busy.
+    if (prefetch.stride == 0)
+      prefetch = {reinterpret_cast<const char*>(panel.pairs) + AHEAD_BYTES, STEP_PAIR_BYTES};
     multiply_tiles(
         a, cols, rows, whole, [&](i64, i64&) { return panel.pairs; }, sums, prefetch, aside);
     if (cols % STEP_COLS) add_rest(a, cols, rows, whole * STEP_COLS, cols, panel.pairs, sums);
@@ -179,7 +184,6 @@ struct QuantizedTileKernel : TileKernel {
   static_assert(BLOCK == STEP_COLS);
   static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
   static constexpr i64 AT_ONCE = 2;
-  static constexpr i64 AHEAD = 2048;  // bytes; without it reading and unpacking take turns
   static i64 steps(i64 cols) { return cols / BLOCK; }
 
   class Panel {
@@ -199,7 +203,7 @@ struct QuantizedTileKernel : TileKernel {
     void unpack(i64 step, i64 count) const {
       for (i64 i = 0; i < count; i++) {
         const uint8_t* from = packed_ + (step + i) * STEP_BYTES;
-        for (i64 line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(from + AHEAD + line, 0, 3);
+        for (i64 line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(from + AHEAD_BYTES + line);
         Unpack<Q>::block(from, pairs_ + i * STEP_PAIR_BYTES);
       }
     }

@@ -1,7 +1,7 @@
 // The microkernels of linears by AMX tiles: for bf16 weights, and for quantized weights that become bf16 on the way.
 //
-// The interface is that of kernel.h, with Panel and multiply() instead of tile(). Tiles compute every number of rows, so a row's
-// result does not depend on its batch.
+// The interface is that of kernel.h, with Panel and multiply() instead of tile(). Tiles compute every number of rows, so
+// a row's result does not depend on its batch.
 #pragma once
 
 #include <algorithm>

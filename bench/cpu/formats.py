@@ -62,7 +62,7 @@ def stored(name: Name, values: NDArray[np.float32], rng: np.random.Generator) ->
 def rows_for(kernels: Kernels, matrix: abi.PackedMatrix, values: NDArray[np.float32]) -> NDArray[Any]:
     """Activations in the type of the matrix's kernel."""
     given = np.ascontiguousarray(bf16_bits(values) if kernels.info.activation_bytes == 2 else values)
-    if matrix.format <= abi.PACKED["bf16"]:
+    if matrix.format <= abi.PACKED["bf16"] or not kernels.info.quantized_block_bytes:
         return given
     blocks = np.zeros((len(values), values.shape[1] // 32 * kernels.info.quantized_block_bytes), np.uint8)
     kernels.library.octavo_quantize(address(given), *values.shape, address(blocks))

@@ -39,7 +39,8 @@ def test_flags_of_arm_are_bits_of_the_auxiliary_vector() -> None:
     [
         (ZEN4, "avx512bf16"),
         (ZEN4 - {"avx512_bf16"}, "avx512vnni"),
-        (SAPPHIRE, "avx512vnni"),
+        (SAPPHIRE, "amx"),
+        (SAPPHIRE - {"amx_tile"}, "avx512vnni"),
         (ICE_LAKE, "avx512vnni"),
         (SAPPHIRE - {"avx512_vnni"}, "avx512"),
         (ZEN3, "avx2"),
@@ -97,6 +98,12 @@ def test_tiles_that_linux_refuses_are_an_error(monkeypatch: pytest.MonkeyPatch) 
         library.open_library("amx")
 
 
+def test_tiles_that_linux_refuses_are_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "machine_flags", lambda: SAPPHIRE)
+    monkeypatch.setattr(library, "_XFEATURE_XTILEDATA", 63)
+    assert library.choose(library.usable_flags(), ALL, None) == "avx512vnni"
+
+
 def test_container_limit_bounds_the_threads(tmp_path: Path) -> None:
     unlimited = usable_cores(tmp_path)
     assert unlimited >= 1
@@ -129,8 +136,3 @@ def test_numa_nodes_are_those_with_a_usable_core(
 
 def test_a_system_without_numa_has_one_node(tmp_path: Path) -> None:
     assert numa_nodes(tmp_path / "absent") == 1
-
-
-def test_a_variant_on_request_is_not_chosen() -> None:
-    with pytest.raises(library.NativeUnavailableError, match=r"none of the built CPU kernels \(amx\)"):
-        library.choose(SAPPHIRE, frozenset({"amx"}), None)

@@ -88,7 +88,9 @@ class CpuBackend:
             packed.lm_head.rows,
         )
         widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
-        rounded = (max(tokens, max_running) if packed.quantized else 0, -(-widest // _QUANTIZED))
+        # AMX reads activations as they are: its blocks have no bytes.
+        rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
+        rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
@@ -99,7 +101,7 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
-            "quantized": _zeros(rounded, np.dtype((np.void, kernels.info.quantized_block_bytes))),
+            "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
         }
         self._buffers = buffers

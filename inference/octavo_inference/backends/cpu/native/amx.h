@@ -1,9 +1,9 @@
-// The float microkernel with AMX: a product of 16 rows and a panel in tile registers, for every number of rows.
+// The tile registers of AMX, and the instructions on them.
 //
-// A tile register has 16 rows of 64 bytes. A panel of bf16 pairs [groups][32][2] is what the instruction expects on the
-// right: 16 groups of 16 columns are one register, and rows of activations are one on the left. Per element, a step sums
-// the even and the odd products of 16 groups apart, each product fused, then adds both to the element. So a row's result
-// does not depend on the rows beside it. Subnormal numbers count as zero.
+// A register has 16 rows of 64 bytes. A product has rows of bf16 on the left, 32 elements of the inner dimension each,
+// and pairs [16][16 columns][2] on the right. Per element it sums the even and the odd products of the 16 pairs apart,
+// each product fused, then adds both to the element. So a row's result does not depend on the rows beside it. Subnormal
+// numbers count as zero.
 #pragma once
 
 #include "operands.h"
@@ -89,63 +89,16 @@ OCTAVO_INLINE void tile_multiply() {
 }
 #endif
 
-// Registers 0 and 1 hold sums of the panel's halves, 2 rows, 3 and 4 the panel's halves; 5, 6 and 7 the same where only
-// `rest` elements of the inner dimension are left. Set for each product: another library in the process, such as oneDNN,
-// may have used the registers on this thread.
-inline void shape_tiles(int rows, int rest) {
+// Registers: 0 to 3 hold sums, 4 and 5 rows on the left, 6 and 7 columns on the right. `rows` of sums and of the left
+// side; `pairs` of the inner dimension. Set for each piece of work: another library in the process, such as oneDNN, may
+// have used the registers on this thread.
+inline void shape_tiles(int rows, int pairs = TILE_ROWS) {
   TileShapes wanted;
-  for (int half = 0; half < 2; half++) {
-    wanted.set(half, rows, 64);
-    wanted.set(3 + half, TILE_ROWS, 64);
-    if (rest) wanted.set(6 + half, rest / 2, 64);
-  }
-  wanted.set(2, rows, 2 * STEP_COLS);
-  if (rest) wanted.set(5, rows, 2 * rest);
+  for (int tile = 0; tile < 4; tile++) wanted.set(tile, rows, 64);
+  for (int tile = 4; tile < 6; tile++) wanted.set(tile, rows, 4 * pairs);
+  for (int tile = 6; tile < 8; tile++) wanted.set(tile, pairs, 64);
   configure_tiles(wanted);
 }
-
-template <class P>
-struct FloatKernel;
-
-// The interface of kernel.h. The sum starts from zero: `acc` is written only.
-template <>
-struct FloatKernel<Bf16Dot> {
-  using Input = bf16;
-  static constexpr int MAX_TILE = TILE_ROWS;
-  static constexpr int STEP_BYTES = PANEL * 2 * sizeof(bf16);
-  static i64 row_length(i64 cols) { return cols; }
-  static i64 steps(i64 cols) { return cols / 2; }
-
-  template <int R>
-  static void tile(const Input* a, i64 cols, const uint8_t* panel, Vec (&acc)[R][PANEL_VECS], Prefetch prefetch) {
-    static_assert(PANEL == 2 * TILE_ROWS);
-    const i64 lda = cols * i64(sizeof(Input)), whole = cols / STEP_COLS;
-    shape_tiles(R, int(cols % STEP_COLS));
-    tile_zero<0>();
-    tile_zero<1>();
-    for (i64 step = 0; step < whole; step++, a += STEP_COLS, panel += TILE_ROWS * STEP_BYTES) {
-      for (i64 line = 0; line < TILE_ROWS * prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line);
-      prefetch.next += TILE_ROWS * prefetch.stride;
-      tile_load<2>(a, lda);
-      tile_load<3>(panel, STEP_BYTES);
-      tile_multiply<0, 2, 3>();
-      tile_load<4>(panel + STEP_BYTES / 2, STEP_BYTES);
-      tile_multiply<1, 2, 4>();
-    }
-    if (cols % STEP_COLS) {
-      tile_load<5>(a, lda);
-      tile_load<6>(panel, STEP_BYTES);
-      tile_multiply<0, 5, 6>();
-      tile_load<7>(panel + STEP_BYTES / 2, STEP_BYTES);
-      tile_multiply<1, 5, 7>();
-    }
-    alignas(64) float sums[R][PANEL];
-    tile_store<0>(sums[0], sizeof sums[0]);
-    tile_store<1>(sums[0] + TILE_ROWS, sizeof sums[0]);
-    for (int r = 0; r < R; r++)
-      for (int c = 0; c < PANEL_VECS; c++) acc[r][c] = load(sums[r] + c * W);
-  }
-};
 
 }  // namespace octavo
 

@@ -9,10 +9,12 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "layers.h"
 #include "threads.h"
+#include "tile_attention.h"
 
 namespace octavo {
 
@@ -269,6 +271,24 @@ static OCTAVO_INLINE void add_all_values(const typename P::Act* p, const ChunkTi
     if (column < dim) add_all_values<P, R, NV / 2>(p, v, dim, column, rescale, sums, next);
 }
 
+// Both products by tiles instead: for bf16, where the processor has them.
+#if defined(OCTAVO_TILES)
+template <class P>
+constexpr bool BY_TILE_REGISTERS = std::is_same_v<P, Bf16>;
+static_assert(TILE == TILE_ROWS && W == TILE_ROWS && CHUNK == STEP_COLS);
+#else
+template <class P>
+constexpr bool BY_TILE_REGISTERS = false;
+void shape_attention_tiles(int rows);  // for the compiler only: never called
+#endif
+
+// Prefetches half a chunk, its keys or its values.
+template <class P>
+static OCTAVO_INLINE void prefetch_half(const ChunkTiles<P>& next, int dim) {
+  for (int i = 0; i < 2; i++)
+    for (int at = 0; at < TILE * dim; at += TILE * P::GROUP) prefetch_row(next.at[i] + at, TILE * P::GROUP);
+}
+
 // One step of online softmax in base 2, for one row of scores. Adds the chunk's weights to `weights`, and returns the
 // factor that rescales the previous sums of values. Keys outside [from, to) are masked. WHOLE: no key is.
 template <bool WHOLE, class Act>
@@ -349,6 +369,7 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
     std::fill(top, top + rows, MASKED);
   };
   restart();
+  if constexpr (BY_TILE_REGISTERS<P>) shape_attention_tiles(R);
 
   // Tiles of few rows have more columns, so that enough independent sums are in flight to hide the FMA latency.
   constexpr int TILES = W == 16 || R <= 2 ? 2 : 1;
@@ -374,8 +395,13 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
     const bool whole = start >= first[R - 1] && start + CHUNK <= limit[0];
     for (int h = 0; h < item.heads; h++) {
       const ChunkTiles<P> k = tiles.head(h, dim), ahead = h + 1 < item.heads ? tiles.head(h + 1, dim) : coming;
-      for (int tile = 0; tile < 2; tile += TILES)
-        score_tiles<P, R, TILES>(q + h * R * dim, dim, k, tile, scores, ahead);
+      if constexpr (BY_TILE_REGISTERS<P>) {
+        prefetch_half(ahead, dim);
+        score_by_tiles(q + h * R * dim, dim, k.at, scores, CHUNK);
+      } else {
+        for (int tile = 0; tile < 2; tile += TILES)
+          score_tiles<P, R, TILES>(q + h * R * dim, dim, k, tile, scores, ahead);
+      }
       if (cap > 0)
         for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
       float rescale[R];
@@ -386,7 +412,12 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
                            : soften<false>(row, first[r] - start, limit[r] - start, top[h * R + r], weights,
                                            p + r * CHUNK);
       }
-      add_all_values<P, R, NV>(p, k.values(dim), dim, 0, rescale, sums + h * R * width, ahead.values(dim));
+      if constexpr (BY_TILE_REGISTERS<P>) {
+        prefetch_half(ahead.values(dim), dim);
+        add_values_by_tiles<R>(p, k.values(dim).at, dim, rescale, sums + h * R * width, width);
+      } else {
+        add_all_values<P, R, NV>(p, k.values(dim), dim, 0, rescale, sums + h * R * width, ahead.values(dim));
+      }
     }
   }
 

@@ -155,10 +155,10 @@ class Forward final : public Job {
     watch.lap(profile_.elementwise);
   }
 
-  // A quantized linear first quantizes its input rows to int8.
+  // A quantized linear first quantizes its input rows to int8, if its kernel reads such rows.
   template <class Epilogue>
   void linear(const Matrix& matrix, const Rows& input, const Epilogue& epilogue, Worker& worker) {
-    const bool quantized = is_quantized(matrix);
+    const bool quantized = rounds_activations(matrix);
     auto* normed = static_cast<Act*>(m_.normed);
     auto* blocks = static_cast<Int8Block*>(m_.quantized);
     const Act* complete = input.norm ? normed : input.ready;

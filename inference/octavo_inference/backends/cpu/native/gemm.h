@@ -10,11 +10,17 @@
 
 namespace octavo {
 
-// Epilogues: called for each finished row of a tile with the sums of the PANEL columns from `col` on.
+// Epilogues: called for each finished row of a tile with the sums of the PANEL columns from `col` on. expect() prefetches
+// what the call will write.
+OCTAVO_INLINE void expect_lines(const void* from, i64 bytes) {
+  for (i64 at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const char*>(from) + at, 1);
+}
+
 struct StoreFloats {
   float* out;
   i64 stride;
   const float* bias;
+  OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(float)); }
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     for (int c = 0; c < PANEL_VECS; c++) {
       Vec v = load(sums + c * W);
@@ -29,6 +35,7 @@ struct StoreLogits {
   float* out;
   i64 stride;
   float scale, cap;
+  OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(float)); }
   OCTAVO_INLINE Vec finish(Vec v) const {
     if (scale != 1) v *= scale;
     return cap > 0 ? softcap(v, cap) : v;
@@ -43,6 +50,7 @@ struct KeepBest {
   StoreLogits logits;
   i64 vocab;
   Best* best;
+  OCTAVO_INLINE void expect(i64, i64) const {}
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     for (int c = 0; c < PANEL_VECS; c++) {
       const IVec ids = lane_numbers() + int32_t(col + c * W);
@@ -58,6 +66,7 @@ struct AddToResidual {
   i64 stride;
   const float* bias;
   float scale;
+  OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(float)); }
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     float* at = out + row * stride + col;
     for (int c = 0; c < PANEL_VECS; c++) {
@@ -75,6 +84,9 @@ struct Gated {
   i64 stride;
   const float* bias;
   bool gelu;
+  OCTAVO_INLINE void expect(i64 row, i64 col) const {
+    expect_lines(out + row * stride + col / 2, PANEL / 2 * sizeof(Act));
+  }
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     constexpr int HALF = PANEL_VECS / 2;
     for (int c = 0; c < HALF; c++) {
@@ -98,8 +110,16 @@ static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a,
     for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
-// Size of a block of activation rows, which stays in the L2 cache while panels are read.
+// Size of a block of activation rows, which stays in the L2 cache while panels are read. Processors with tiles have 2 MB.
+#if defined(OCTAVO_TILES)
+constexpr i64 ACTIVATION_BLOCK_BYTES = 768 * 1024;
+#else
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
+#endif
+
+// Kernels of tile_kernel.h.
+template <class Kernel>
+constexpr bool BY_TILES = requires { typename Kernel::Panel; };
 
 // Splits a product into pieces: a panel times one block of rows.
 template <class Kernel, class Epilogue>
@@ -130,15 +150,43 @@ struct Gemm {
     // Several tiles prefetch a part of the next panel each. A single one reads weights as fast as memory gives them.
     // The processor prefetches such a stream itself, and prefetch instructions cost up to a quarter of its speed.
     const i64 stride = tiles == 1 ? 0 : Kernel::STEP_BYTES / tiles;
-    alignas(64) float sums[Kernel::MAX_TILE * PANEL];
-    for (i64 tile = 0; tile < tiles; tile++) {
-      const i64 first = start + count * tile / tiles, last = start + count * (tile + 1) / tiles;
+    const auto first_row = [&](i64 tile) { return start + count * tile / tiles; };
+    const auto prefetch = [&](i64 tile) {
       const uint8_t* ahead = tiles == 1 ? weights : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
-      with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
-        gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums,
-                             Prefetch{reinterpret_cast<const char*>(ahead), stride});
-      });
-      for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
+      return Prefetch{reinterpret_cast<const char*>(ahead), stride};
+    };
+    if constexpr (BY_TILES<Kernel>) {
+      // The epilogue of a tile runs beside the products of the next one.
+      Kernel::start(count / tiles);
+      const typename Kernel::Panel columns(weights, matrix.cols, tiles);
+      const i64 at_once = 1 + Kernel::MAX_TILE / (matrix.cols / 32 + 1);
+      alignas(64) float sums[2][Kernel::MAX_TILE * PANEL];
+      i64 row = start;  // the next row for the epilogue
+      const auto finish = [&](i64 tile, i64 to) {
+        const float* from = sums[tile & 1] - first_row(tile) * PANEL;
+        for (; row < to; row++) epilogue(row, panel * PANEL, from + row * PANEL);
+      };
+      for (i64 tile = 0; tile < tiles; tile++) {
+        const i64 first = first_row(tile), last = first_row(tile + 1);
+        i64 expected = first;
+        Kernel::multiply(a + first * row_length, int(last - first), matrix.cols, columns, sums[tile & 1], prefetch(tile),
+                         [&] {
+                           finish(tile - 1, std::min(row + at_once, first));
+                           for (const i64 to = std::min(expected + at_once, last); expected < to; expected++)
+                             epilogue.expect(expected, panel * PANEL);
+                         });
+        finish(tile - 1, first);
+      }
+      finish(tiles - 1, start + count);
+    } else {
+      alignas(64) float sums[Kernel::MAX_TILE * PANEL];
+      for (i64 tile = 0; tile < tiles; tile++) {
+        const i64 first = first_row(tile), last = first_row(tile + 1);
+        with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
+          gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums, prefetch(tile));
+        });
+        for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
+      }
     }
   }
 };
@@ -146,6 +194,20 @@ struct Gemm {
 // Calls f.template operator()<Kernel>() with the kernel for the matrix's format; FloatKernel<P> is the one for floats.
 template <class P, class F>
 static void with_kernel(const Matrix& matrix, F&& f) {
+#if defined(OCTAVO_TILES)
+  switch (matrix.format) {
+    case FORMAT_INT4:
+      return f.template operator()<QuantizedTileKernel<Int4>>();
+    case FORMAT_INT6:
+      return f.template operator()<QuantizedTileKernel<Int6>>();
+    case FORMAT_INT8:
+      return f.template operator()<QuantizedTileKernel<Int8>>();
+    case FORMAT_BF16:
+      return f.template operator()<FloatTileKernel>();
+    default:
+      return f.template operator()<FloatKernel<F32>>();
+  }
+#else
   switch (matrix.format) {
     case FORMAT_INT4:
       return f.template operator()<Int8Kernel<Int4>>();
@@ -156,9 +218,16 @@ static void with_kernel(const Matrix& matrix, F&& f) {
     default:
       return f.template operator()<FloatKernel<P>>();
   }
+#endif
 }
 
-inline bool is_quantized(const Matrix& matrix) { return matrix.format >= FORMAT_INT4; }
+// True if the kernels of quantized weights read activations in 8 bits. Tiles read them in bf16.
+#if defined(OCTAVO_TILES)
+constexpr bool ROUNDS_ACTIVATIONS = false;
+#else
+constexpr bool ROUNDS_ACTIVATIONS = true;
+#endif
+inline bool rounds_activations(const Matrix& matrix) { return ROUNDS_ACTIVATIONS && matrix.format >= FORMAT_INT4; }
 
 // Called by every thread of the team. `a` holds rows of the kernel's input type.
 template <class P, class Epilogue>

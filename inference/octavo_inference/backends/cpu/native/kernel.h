@@ -4,11 +4,12 @@
 //   Input, row_length()    element type of a row, and elements per row
 //   STEP_BYTES, steps()    bytes of a panel per step along the inner dimension, and number of steps
 //   MAX_TILE, tile()       most rows of a tile; acc[r][c] += sum over the inner dimension of a[r, :] * panel[:, c]
+// With AMX, those of tile_kernel.h are used instead.
 #pragma once
 
-#include "amx.h"
 #include "operands.h"
 #include "panels.h"
+#include "tile_kernel.h"
 
 namespace octavo {
 

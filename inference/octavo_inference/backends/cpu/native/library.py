@@ -21,9 +21,6 @@ from octavo_inference.common.errors import OctavoError
 # takes 1.5 times as long as with exact activations. On AMD it is faster than they are.
 SLOW_ON = {"avx512bf16": "GenuineIntel"}
 
-# Variants that are used only on request: no machine has run them yet.
-ON_REQUEST = frozenset({"amx"})
-
 # Best first, each with its required instruction sets by Linux's names. Linux lists only those whose state it saves on a
 # context switch. No name of x86 is one of ARM.
 NEEDS: dict[str, frozenset[str]] = {
@@ -92,18 +89,17 @@ def choose(flags: frozenset[str], built: frozenset[str], forced: str | None) -> 
                 f"OCTAVO_CPU_VARIANT={forced} cannot be used here; this machine and build can run: {', '.join(usable)}"
             )
         return forced
-    default = [name for name in usable if name not in ON_REQUEST]
-    if not default:
+    if not usable:
         raise NativeUnavailableError(
             f"none of the built CPU kernels ({', '.join(sorted(built))}) runs on this machine: build them here with "
             "`python -m octavo_inference.backends.cpu.native.build`"
         )
-    return next((name for name in default if SLOW_ON.get(name) not in flags), default[0])
+    return next((name for name in usable if SLOW_ON.get(name) not in flags), usable[0])
 
 
 def available() -> tuple[str, ...]:
     """Variants that are built and that this machine supports, best first."""
-    built, flags = _built(), machine_flags()
+    built, flags = _built(), usable_flags()
     return tuple(name for name, needs in NEEDS.items() if name in built and needs <= flags)
 
 
@@ -111,7 +107,7 @@ def available() -> tuple[str, ...]:
 def load(variant: str | None = None) -> Kernels:
     """Load a variant (default: OCTAVO_CPU_VARIANT or the best). Raises NativeUnavailableError."""
     forced = variant or os.environ.get("OCTAVO_CPU_VARIANT") or None
-    return open_library(choose(machine_flags(), _built(), forced))
+    return open_library(choose(machine_flags() if forced else usable_flags(), _built(), forced))
 
 
 def open_library(variant: str, path: Path | None = None) -> Kernels:
@@ -119,8 +115,10 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
 
     Raises NativeUnavailableError on another ABI version, and where Linux refuses registers that the variant needs.
     """
-    if variant == "amx":
-        _request_tiles()
+    if variant == "amx" and (refusal := _request_tiles()):
+        raise NativeUnavailableError(
+            f"Linux refuses this process the registers of AMX ({refusal}): use another variant"
+        )
     library = ctypes.CDLL(str(path or HERE / object_name(variant)))
     signatures: dict[str, tuple[list[object], object]] = {
         "octavo_team_create": ([c_int32], c_void_p),
@@ -189,12 +187,16 @@ def machine_flags() -> frozenset[str]:
         return frozenset({platform.machine()})
 
 
-def _request_tiles() -> None:
-    """Ask Linux for the tile registers of AMX, for all threads. Raises NativeUnavailableError where it refuses."""
+def usable_flags() -> frozenset[str]:
+    """`machine_flags` without AMX where Linux refuses its registers, as some sandboxes do."""
+    flags = machine_flags()
+    return flags - {"amx_tile"} if "amx_tile" in flags and _request_tiles() else flags
+
+
+def _request_tiles() -> str:
+    """Ask Linux for the tile registers of AMX, for all threads; its reason where it refuses, else empty."""
     system = ctypes.CDLL(None, use_errno=True)
-    if platform.machine() != "x86_64" or system.syscall(
-        c_long(_ARCH_PRCTL), c_long(_ARCH_REQ_XCOMP_PERM), c_long(_XFEATURE_XTILEDATA)
-    ):
-        raise NativeUnavailableError(
-            f"Linux refuses this process the registers of AMX ({os.strerror(ctypes.get_errno())}): use another variant"
-        )
+    if platform.machine() != "x86_64":
+        return "this is no x86-64"
+    refused = system.syscall(c_long(_ARCH_PRCTL), c_long(_ARCH_REQ_XCOMP_PERM), c_long(_XFEATURE_XTILEDATA))
+    return os.strerror(ctypes.get_errno()) if refused else ""

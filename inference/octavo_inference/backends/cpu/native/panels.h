@@ -43,6 +43,17 @@ struct Int4 {
   static constexpr int SUMS = 1;      // sums per block, each with its own scale
   static constexpr int WORD_RUN = 8;  // vectors whose products add up without 16-bit overflow: 8 * 2 * 15 * 127
   static constexpr bool SIGNED = false, MINIMUM = true;
+  // For tiles: a vector with a number of STORED_BITS bits, ADDED larger than q, from bit start_bit() of each byte on.
+  static constexpr int STORED_BITS = 4;
+  static constexpr float ADDED = 0;
+  template <int V>
+  static constexpr int start_bit() {
+    return V < 4 ? 0 : 4;
+  }
+  template <int V>
+  static OCTAVO_INLINE UVec fields(const uint8_t* block, int c) {
+    return load_bits(block + (V % 4 * PANEL + c * W) * 4);
+  }
   template <int PART>
   static OCTAVO_INLINE IVec start(const Int8Block&) {
     return IVec{};
@@ -67,6 +78,16 @@ struct Int6 {
   static constexpr int SUMS = 2;
   static constexpr int WORD_RUN = 2;  // 2 * 2 * 63 * 127
   static constexpr bool SIGNED = false, MINIMUM = true;
+  static constexpr int STORED_BITS = 6;
+  static constexpr float ADDED = 32;
+  template <int>
+  static constexpr int start_bit() {
+    return 0;
+  }
+  template <int V>
+  static OCTAVO_INLINE UVec fields(const uint8_t* block, int c) {
+    return bytes<V>(block, c);
+  }
   template <int PART>
   static OCTAVO_INLINE IVec start(const Int8Block& a) {
     return splat_int(a.offset[PART]);
@@ -100,6 +121,16 @@ struct Int8 {
   static constexpr int SUMS = 1;
   static constexpr int WORD_RUN = 1;  // 2 * 128 * 127
   static constexpr bool SIGNED = true, MINIMUM = false;
+  static constexpr int STORED_BITS = 8;
+  static constexpr float ADDED = 128;
+  template <int>
+  static constexpr int start_bit() {
+    return 0;
+  }
+  template <int V>
+  static OCTAVO_INLINE UVec fields(const uint8_t* block, int c) {
+    return bytes<V>(block, c) ^ 0x80808080u;
+  }
   template <int PART>
   static OCTAVO_INLINE IVec start([[maybe_unused]] const Int8Block& a) {
     if constexpr (SIGNED_OFFSET == 0) return IVec{};

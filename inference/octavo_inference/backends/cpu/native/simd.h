@@ -118,6 +118,15 @@ OCTAVO_INLINE void store(bf16* p, Vec v) {
   std::memcpy(p, &half, sizeof half);
 }
 
+// The bits of `a` where `mask` has ones, those of `b` elsewhere.
+OCTAVO_INLINE UVec select_bits(uint32_t mask, UVec a, UVec b) {
+#if defined(__AVX512F__)
+  return (UVec)_mm512_ternarylogic_epi32((__m512i)(mask - UVec{}), (__m512i)a, (__m512i)b, 0xca);
+#else
+  return (a & mask) | (b & ~mask);
+#endif
+}
+
 // Converts W fp16 numbers to fp32. Infinity and NaN may become large finite numbers.
 OCTAVO_INLINE Vec load_half(const uint16_t* p) {
 #if defined(__AVX512F__)

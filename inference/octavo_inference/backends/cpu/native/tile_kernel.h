@@ -1,0 +1,224 @@
+// The microkernels of linears by AMX tiles: for bf16 weights, and for quantized weights that become bf16 on the way.
+//
+// The interface is that of kernel.h, with Panel and multiply() instead of tile(). Tiles compute every number of rows, so
+// a row's result does not depend on its batch.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "amx.h"
+#include "panels.h"
+
+#if defined(OCTAVO_TILES)
+
+namespace octavo {
+
+static_assert(PANEL == 2 * TILE_ROWS);
+constexpr i64 STEP_PAIR_BYTES = i64(TILE_ROWS) * PANEL * 2 * sizeof(bf16);  // of a panel, in one step of the tiles
+
+constexpr i64 AHEAD_BYTES = 2048;  // from the place that is read to the one that is prefetched, where a tile reads memory
+
+// sums[r][c] = sum over `steps` steps of a[r, :] * panel[:, c], for 1 to 2 * TILE_ROWS rows. panel(step, count) is the
+// address of the pairs of at most `count` steps, with `count` set to how many they are. aside() is called once a step:
+// vector instructions run beside the products, which take 16 cycles each.
+//
+// Two registers of rows and two of columns give four of sums, so that each load serves two products. The second register
+// of rows ends with the last row: it may repeat rows of the first one.
+template <class Panel, class Aside>
+OCTAVO_INLINE void multiply_tiles(const bf16* a, i64 lda, int rows, i64 steps, Panel&& panel, float* sums,
+                                  Prefetch prefetch, Aside&& aside) {
+  const i64 row_bytes = lda * i64(sizeof(bf16)), second = std::max(0, rows - TILE_ROWS);
+  const auto ahead = [&] {
+    for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line, 0, 2);
+    prefetch.next += prefetch.stride;
+  };
+  tile_zero<0>();
+  tile_zero<1>();
+  tile_zero<2>();
+  tile_zero<3>();
+  for (i64 step = 0, count; step < steps; step += count) {
+    count = steps - step;
+    const uint8_t* b = panel(step, count);
+    if (second == 0) {
+      for (i64 i = 0; i < count; i++, a += STEP_COLS, b += STEP_PAIR_BYTES) {
+        ahead();
+        tile_load<4>(a, row_bytes);
+        tile_load<6>(b, 2 * 64);
+        tile_multiply<0, 4, 6>();
+        tile_load<7>(b + 64, 2 * 64);
+        tile_multiply<1, 4, 7>();
+      }
+    } else {
+      for (i64 i = 0; i < count; i++, a += STEP_COLS, b += STEP_PAIR_BYTES) {
+        ahead();
+        tile_load<4>(a, row_bytes);
+        tile_load<6>(b, 2 * 64);
+        tile_multiply<0, 4, 6>();
+        tile_load<7>(b + 64, 2 * 64);
+        tile_multiply<1, 4, 7>();
+        tile_load<5>(a + second * lda, row_bytes);
+        tile_multiply<2, 5, 6>();
+        tile_multiply<3, 5, 7>();
+        aside();
+      }
+    }
+  }
+  constexpr i64 SUM_BYTES = PANEL * sizeof(float);
+  tile_store<0>(sums, SUM_BYTES);
+  tile_store<1>(sums + TILE_ROWS, SUM_BYTES);
+  if (second) {
+    tile_store<2>(sums + second * PANEL, SUM_BYTES);
+    tile_store<3>(sums + second * PANEL + TILE_ROWS, SUM_BYTES);
+  }
+}
+
+// Elements of the inner dimension beyond the last whole step.
+static inline void add_rest(const bf16* a, i64 lda, int rows, i64 first, i64 cols, const uint8_t* panel, float* sums) {
+  const auto* pairs = reinterpret_cast<const bf16*>(panel) + first * PANEL;
+  for (int r = 0; r < rows; r++) {
+    Vec acc[1][PANEL_VECS];
+    for (int c = 0; c < PANEL_VECS; c++) acc[0][c] = load(sums + r * PANEL + c * W);
+    dot_tile<Bf16Dot, 1, PANEL_VECS>(a + r * lda + first, lda, pairs, PANEL * 2, (cols - first) / 2, acc,
+                                     Prefetch{reinterpret_cast<const char*>(pairs), 0});
+    for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[0][c]);
+  }
+}
+
+// What the kernels have in common. Each has a Panel, which is made once for all rows of a piece.
+struct TileKernel {
+  using Input = bf16;
+  static constexpr int MAX_TILE = 2 * TILE_ROWS;
+  static i64 row_length(i64 cols) { return cols; }
+  static void start(i64 rows) { shape_tiles(int(std::min<i64>(rows, TILE_ROWS))); }
+};
+
+struct FloatTileKernel : TileKernel {
+  static constexpr int STEP_BYTES = STEP_PAIR_BYTES / TILE_ROWS;
+  static i64 steps(i64 cols) { return cols / 2; }
+
+  struct Panel {
+    const uint8_t* pairs;
+    Panel(const uint8_t* panel, i64, i64) : pairs(panel) {}
+  };
+
+  template <class Aside>
+  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
+                                     Prefetch prefetch, Aside&& aside) {
+    const i64 whole = cols / STEP_COLS;
+    prefetch.stride *= TILE_ROWS;
+    // A single tile: without prefetches its loads do not keep the memory busy.
+    if (prefetch.stride == 0)
+      prefetch = {reinterpret_cast<const char*>(panel.pairs) + AHEAD_BYTES, STEP_PAIR_BYTES};
+    multiply_tiles(
+        a, cols, rows, whole, [&](i64, i64&) { return panel.pairs; }, sums, prefetch, aside);
+    if (cols % STEP_COLS) add_rest(a, cols, rows, whole * STEP_COLS, cols, panel.pairs, sums);
+  }
+};
+
+// Two floats as a pair of bf16, rounded to nearest.
+OCTAVO_INLINE UVec round_pair(Vec even, Vec odd) {
+  const UVec low = ((UVec)even + 0x8000u) >> 16, high = (UVec)odd + 0x8000u;
+  return select_bits(0xffff0000u, high, low);
+}
+
+// Makes bf16 pairs [16][PANEL][2] of a block: scale * q + minimum, rounded.
+//
+// A lane holds four unsigned numbers u of BITS bits, from bit START of each byte on. One shift brings two of them into
+// the mantissas of floats in [1, 2): the second one to its top, where the float is 1 + u / 2^BITS, and the first one eight
+// bits below, where it is 1 + u / 2^(BITS + 8). A multiply-add turns these into weights.
+template <class Q>
+struct Unpack {
+  static constexpr int BITS = Q::STORED_BITS;
+  static constexpr float FACTOR[2] = {float(1 << (BITS + 8)), float(1 << BITS)};  // of the first and the second
+  struct Coefficients {
+    Vec scale[2], minimum[2];
+  };
+
+  template <int V>
+  static OCTAVO_INLINE void vector(const uint8_t* block, int c, const Coefficients (&parts)[Q::SUMS], uint8_t* out) {
+    constexpr int START = Q::template start_bit<V>(), LEFT = 15 - BITS - START, RIGHT = BITS + 1 + START;
+    constexpr uint32_t FIRST = ((1u << BITS) - 1) << (15 - BITS), SECOND = FIRST << 8;
+    const UVec one = 0x3f800000u - UVec{}, fields = Q::template fields<V>(block, c);
+    const Coefficients& part = parts[V * Q::SUMS / VECTORS];
+    for (int pair = 0; pair < 2; pair++) {
+      const UVec moved = pair == 0 ? fields << LEFT : fields >> RIGHT;
+      const Vec first = fma(part.scale[0], (Vec)select_bits(FIRST, moved, one), part.minimum[0]);
+      const Vec second = fma(part.scale[1], (Vec)select_bits(SECOND, moved, one), part.minimum[1]);
+      const UVec both = round_pair(first, second);
+      std::memcpy(out + (2 * V + pair) * PANEL * 4 + c * 64, &both, sizeof both);
+    }
+    if constexpr (V + 1 < VECTORS) vector<V + 1>(block, c, parts, out);
+  }
+
+  static OCTAVO_INLINE void block(const uint8_t* from, uint8_t* out) {
+    for (int c = 0; c < PANEL_VECS; c++) {
+      Coefficients parts[Q::SUMS];
+      for (int p = 0; p < Q::SUMS; p++) {
+        const Vec scale = Q::scale(from, p, c);
+        for (int i = 0; i < 2; i++) {
+          parts[p].scale[i] = FACTOR[i] * scale;
+          parts[p].minimum[i] = -(FACTOR[i] + Q::ADDED) * scale;
+          if constexpr (Q::MINIMUM) parts[p].minimum[i] += Q::minimum(from, c);
+        }
+      }
+      vector<0>(from, c, parts, out);
+    }
+  }
+};
+
+// Memory of this thread for `bytes`, valid until its next call.
+inline uint8_t* panel_memory(i64 bytes) {
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  static thread_local std::vector<Line> lines;
+  if (i64(lines.size()) * 64 < bytes) lines.resize(size_t(bytes / 64));
+  return lines.data()->bytes;
+}
+
+// Quantized weights times bf16 activations. The weights become bf16 in the cache: a panel at once for many rows, a few
+// blocks at a time for a single tile, so that they are still in L1 when they are multiplied.
+template <class Q>
+struct QuantizedTileKernel : TileKernel {
+  static_assert(BLOCK == STEP_COLS);
+  static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
+  static constexpr i64 AT_ONCE = 2;
+  static i64 steps(i64 cols) { return cols / BLOCK; }
+
+  class Panel {
+   public:
+    Panel(const uint8_t* packed, i64 cols, i64 tiles)
+        : packed_(packed), whole_(tiles > 1), pairs_(panel_memory((whole_ ? steps(cols) : AT_ONCE) * STEP_PAIR_BYTES)) {
+      if (whole_) unpack(0, steps(cols));
+    }
+    const uint8_t* operator()(i64 step, i64& count) const {
+      if (whole_) return pairs_;
+      count = std::min(count, AT_ONCE);
+      unpack(step, count);
+      return pairs_;
+    }
+
+   private:
+    void unpack(i64 step, i64 count) const {
+      for (i64 i = 0; i < count; i++) {
+        const uint8_t* from = packed_ + (step + i) * STEP_BYTES;
+        for (i64 line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(from + AHEAD_BYTES + line);
+        Unpack<Q>::block(from, pairs_ + i * STEP_PAIR_BYTES);
+      }
+    }
+    const uint8_t* packed_;
+    bool whole_;
+    uint8_t* pairs_;
+  };
+
+  template <class Aside>
+  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
+                                     Prefetch prefetch, Aside&& aside) {
+    multiply_tiles(a, cols, rows, steps(cols), panel, sums, prefetch, aside);
+  }
+};
+
+}  // namespace octavo
+
+#endif

@@ -196,7 +196,8 @@ class CpuBackend:
         if not step.guided:
             return CompletedStep(self.step(batch))
         sampling = native_sampling(batch.sample, self.vocab_size)
-        self._run(batch, sampling.structure, choose=False)
+        # The head waits for the masks, because a greedy row then stores no logits. A thread fills them meanwhile.
+        self._run(batch, abi.SamplingArgs(count=0), choose=False)
         return ComputedStep(partial(self._choose, batch, sampling))
 
     def part_seconds(self) -> dict[str, float]:
@@ -235,7 +236,7 @@ class CpuBackend:
         return replace(result, tokens=result.tokens[:done])
 
     def _choose(self, batch: Batch, sampling: NativeSampling) -> StepResult:
-        """Sample from the logits of the last step."""
+        """Sample after query tokens of the last step."""
         self._kernels.library.octavo_choose(
             self._team, byref(self._model), byref(sampling.structure), byref(self.profile)
         )

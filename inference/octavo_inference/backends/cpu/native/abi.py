@@ -10,7 +10,7 @@ from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
 PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 8
+VERSION = 9
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.backends.cpu.footprint import partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
@@ -101,6 +102,7 @@ class CpuBackend:
             "activated": _zeros((tokens, config.intermediate), act),
             "quantized": _zeros(rounded, np.dtype((np.void, kernels.info.quantized_block_bytes))),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
+            "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
@@ -113,6 +115,7 @@ class CpuBackend:
             **{name: address(buffer) for name, buffer in buffers.items()},
             num_blocks=num_blocks,
             scratch_floats=scratch,
+            partial_floats=buffers["partials"].size,
             format=abi.FORMATS[format_],
             num_layers=config.layers,
             hidden=config.hidden,

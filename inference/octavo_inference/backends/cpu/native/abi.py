@@ -112,10 +112,10 @@ class DecoderArgs(ctypes.Structure):
                 "activated",
                 "quantized",
                 "scratch",
+                "partials",
             )
         ],
-        ("num_blocks", c_int64),
-        ("scratch_floats", c_int64),
+        *[(name, c_int64) for name in ("num_blocks", "scratch_floats", "partial_floats")],
         *[
             (name, c_int32)
             for name in (

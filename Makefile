@@ -3,7 +3,7 @@ SHELL := /bin/bash
 # Else each of the hundreds of processes that tests start compiles all it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-oldest integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps deps-arm lock simulate
+.PHONY: help demo demo-down test test-all check lint types unit kernels kernels-oldest integration integration-engine integration-cluster kill-points e2e test-clients test-scale bench calibrate bench-gateway generate docs images tools deps deps-arm deps-arm-emulator lock simulate
 
 PY := .venv/bin/python
 # Which cluster `make demo` uses: `local` makes a node of its own, `current` takes the kubectl context at hand.
@@ -50,7 +50,7 @@ check: .venv/.ready ## Before a commit: lint, types, unit tests; a minute
 test: .venv/.ready deps deps-arm ## Before a change lands: check and what needs a cluster, weights or kernels; about 20 minutes
 	@PYTHONPATH=tools $(PY) -m stages
 
-test-all: .venv/.ready deps deps-arm ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
+test-all: .venv/.ready deps deps-arm-emulator ## Every night: all architectures, the full kernel matrix, kill points, upgrade, endurance; hours
 	@TIER=full PYTHONPATH=tools $(PY) -m stages
 	@$(MAKE) --no-print-directory kernels-oldest test-clients kill-points
 
@@ -147,9 +147,12 @@ tools: .venv/.ready deps ## Build the Go programs of the local cluster that are 
 deps:
 	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install; fi
 
-# A compiler and an emulator. Tests of the ARM kernels are skipped without them, and the table of the stages says so.
-deps-arm:
-	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install --arm || true; fi
+# The cross compiler, and the emulator that the nightly tests run on. Tests of the ARM kernels are skipped without them,
+# and the table of the stages says so.
+deps-arm: ARM := compile
+deps-arm-emulator: ARM := run
+deps-arm deps-arm-emulator:
+	@if [ "$$(id -u)" = 0 ]; then python3 tools/toolbox deps --install --arm $(ARM) || true; fi
 
 lock: .venv/.ready ## Pin the dependencies anew
 	@tools/lock

@@ -40,13 +40,13 @@ GUIDANCE = Guidance(
 )
 
 
-def measure(llm: LLM, load: Load, rows: int, tokens: int) -> dict[str, float]:
+def measure(llm: LLM, load: Load, rows: int, tokens: int, temperature: float) -> dict[str, float]:
     """Milliseconds of the steps in which all rows run, microseconds per mask and per token."""
     engine, counters = llm.engine, llm.engine.counters
     prompt = llm.tokenizer.encode("A list of people as JSON: ").ids
     sampled, filled, masks = counters.generation_tokens, counters.guidance.mask_seconds, counters.guidance.masks
     for row in range(rows):
-        params = SamplingParams(max_tokens=tokens, seed=row, ignore_eos=True)
+        params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=row, ignore_eos=True)
         guidance = None if load == "free" else GUIDANCE
         engine.submit(Request(id=f"{load}-{row}", tokens=prompt, sampling=params, guidance=guidance))
     steps = []
@@ -71,20 +71,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     llm = LLM("smollm2", max_model_len=512, max_running_requests=given.rows, kv_memory=1 << 30, prefix_caching=False)
     found: dict[Load, list[dict[str, float]]] = {load: [] for load in LOADS}
-    measure(llm, "guided", given.rows, 8)  # compiles the grammar
+    measure(llm, "guided", given.rows, 8, given.temperature)  # compiles the grammar
     for _ in range(given.rounds):
         for load in LOADS:
             with patch("octavo_inference.core.guided_steps.jumps", jumps if load == "jump ahead" else lambda _: False):
-                found[load].append(measure(llm, load, given.rows, given.tokens))
+                found[load].append(measure(llm, load, given.rows, given.tokens, given.temperature))
             print(load, {name: round(value, 1) for name, value in found[load][-1].items()}, flush=True)
     pairs = list(zip(*found.values(), strict=True))
     report: dict[str, Any] = {
         "rows": given.rows,
+        "temperature": given.temperature,
         "step_ratio": statistics.median(guided["step_ms"] / free["step_ms"] for free, guided, _ in pairs),
         "token_ratio_with_jumps": statistics.median(jump["token_us"] / free["token_us"] for free, _, jump in pairs),
         "loads": found,

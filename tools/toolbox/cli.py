@@ -20,7 +20,11 @@ def _parser() -> argparse.ArgumentParser:
     path.add_argument("program")
     check = commands.add_parser("deps", help="list the missing Debian packages")
     check.add_argument("--install", action="store_true", help="install them with apt-get (Debian or Ubuntu, root)")
-    check.add_argument("--arm", action="store_true", help="those of the tests for ARM, instead of those of all others")
+    check.add_argument(
+        "--arm",
+        choices=("compile", "run"),
+        help="those of the tests for ARM, instead of those of all others: to compile them, or also to run them",
+    )
     return parser
 
 
@@ -37,13 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "path":
             print(build.program(options.program, progress))
         else:
-            needs = deps.ARM if options.arm else (*deps.NODE, *deps.IMAGES)
-            # Tests are skipped without those for ARM.
-            deps.require_all(needs, install=options.install, progress=progress, patient=not options.arm)
+            _check_deps(options.arm, install=options.install, progress=progress)
     except ToolError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _check_deps(for_arm: str | None, *, install: bool, progress: Progress) -> None:
+    arm_needs = {"compile": deps.ARM, "run": deps.EMULATED_ARM}
+    needs = (*deps.NODE, *deps.IMAGES) if for_arm is None else arm_needs[for_arm]
+    # Tests are skipped without those for ARM.
+    deps.require_all(needs, install=install, progress=progress, patient=for_arm is None)
 
 
 def _build(names: Sequence[str], progress: Progress) -> None:

@@ -49,11 +49,9 @@ IMAGES = (
     Need("mmdebstrap", "mmdebstrap", "the base image where no image registry is reachable"),
     Need("/bin/busybox", "busybox-static", "the client pods of the end-to-end tests"),
 )
-# Tests of the ARM kernels are skipped without them.
-ARM = (
-    Need(arm.COMPILER, "g++-aarch64-linux-gnu", "the CPU kernels for ARM"),
-    Need(arm.EMULATOR, "qemu-user", "tests of the CPU kernels for ARM"),
-)
+# Tests of the ARM kernels are skipped without them. Only the nightly ones run on the emulator.
+ARM = (Need(arm.COMPILER, "g++-aarch64-linux-gnu", "the CPU kernels for ARM"),)
+EMULATED_ARM = (*ARM, Need(arm.EMULATOR, "qemu-user", "tests of the CPU kernels for ARM"))
 
 _HASTY = ("--option=Acquire::Retries=0", "--option=Acquire::http::Timeout=10", "--option=Acquire::https::Timeout=10")
 

@@ -46,7 +46,7 @@ class CompletedStep:
 
 @dataclass(slots=True)
 class ComputedStep:
-    """Handle of a step with guided rows whose logits `launch` computed. `sample` samples with the table's masks."""
+    """Handle of a step with guided rows that `launch` computed. `sample` samples with the table's masks."""
 
     sample: Callable[[], StepResult]
     result: StepResult | None = None

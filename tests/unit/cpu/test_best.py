@@ -7,9 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.core import sampling as rule
-from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS
+from octavo_inference.core.gather import Batch, LogitAdjust
+from octavo_inference.core.logit_rules import LogitRules, bitmask
+from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS, Int32
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, bf16_bits
 
@@ -79,3 +83,45 @@ def test_a_row_that_needs_its_logits_leaves_none_out(kernels: Kernels, rng: np.r
     assert result.tokens.tolist() == backend.step(batch).tokens.tolist()
     assert result.top[1] is not None
     assert result.top[1][0][0] == result.tokens[1]
+
+
+def masked(batch: Batch, masks: list[Int32 | None]) -> Batch:
+    """The batch with a mask for some of its rows, and no other change."""
+    none = np.empty(0, np.int32)
+    adjust = [mask if mask is None else LogitAdjust(none, none, 0, 0, 1, none, LogitRules(mask=mask)) for mask in masks]
+    return replace(batch, sample=replace(batch.sample, adjust=adjust))
+
+
+def random_mask(rng: np.random.Generator, vocab: int) -> Int32 | None:
+    """No mask, or one that allows no id, one, a few, most or all of them."""
+    share = rng.choice([-1, 0, 1 / vocab, 0.05, 0.5, 0.98, 1])
+    if share < 0:
+        return None
+    return bitmask(tuple(np.flatnonzero(rng.random(vocab) < share).tolist()), vocab)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("vocab", [320, 331, 1003])
+def test_masked_rows_keep_the_best_allowed_id(kernels: Kernels, vocab: int, threads: int) -> None:
+    """Random masks, ties, and ids whose logit is infinite or NaN: the token of the rule, from no stored logits."""
+    rng = np.random.default_rng(vocab)
+    seen: set[int] = set()
+    for special in (0.0, -np.inf, np.inf, np.nan):
+        config = replace(TINY, vocab=vocab)
+        weights = random_weights(config, rng)
+        # Few distinct rows, so that most maxima are ties.
+        head = rng.standard_normal((9, config.hidden)).astype(np.float32)[rng.integers(0, 9, vocab)]
+        head[rng.integers(0, vocab), 3] = special  # infinite with the sign of the hidden state's element
+        weights = replace(weights, lm_head=Tensor("bf16", head.shape, bf16_bits(head)))
+        backend = create(config, weights, kernels, max_running=ROWS, num_blocks=ROWS, threads=threads)
+        for _ in range(4):
+            given = [Story(rng.integers(0, vocab, 9).tolist(), [i], 0, 9) for i in range(ROWS)]
+            batch = masked(batch_of(given), [random_mask(rng, vocab) for _ in given])
+            wanted = rule.sample(backend.logits(batch), batch.sample).tokens.tolist()
+            backend._logits[:] = 7
+            assert backend.step(batch).tokens.tolist() == wanted
+            backend._run(batch, abi.SamplingArgs(count=0), choose=False)
+            assert backend._choose(batch, native_sampling(batch.sample, vocab)).tokens.tolist() == wanted
+            assert (backend._logits == 7).all()
+            seen.update(wanted)
+    assert {NO_CHOICE, NOT_NUMBERS} < seen

@@ -363,17 +363,18 @@ def test_step_chooses_the_largest_logit(kernels: Kernels, rng: np.random.Generat
     np.testing.assert_array_equal(backend.step(given).tokens, backend.logits(given).argmax(-1))
 
 
-def test_a_guided_step_samples_from_its_logits_when_the_masks_are_there(
-    kernels: Kernels, rng: np.random.Generator
+@pytest.mark.parametrize(("temperature", "logprobs"), [(1.0, 2), (1.0, -1), (0.0, 2), (0.0, -1)])
+def test_a_guided_step_samples_when_the_masks_are_there(
+    kernels: Kernels, rng: np.random.Generator, temperature: float, logprobs: int
 ) -> None:
     backend = create(TINY, random_weights(TINY, rng), kernels)
     table = RowTable.zeros(5, 64, backend.block_size, TINY.vocab)
     table.tokens[:] = rng.integers(0, TINY.vocab, table.tokens.shape)
     table.blocks[:, :2] = np.arange(10).reshape(5, 2)
-    table.sampling[:] = sampling_columns(seed=3, temperature=1.0, top_p=0.95)
+    table.sampling[:] = sampling_columns(seed=3, temperature=temperature, top_p=0.95)
     rows, none = np.arange(5, dtype=np.int32), np.empty(0, np.int32)
     penalty = Penalty(9, 9, 0.0, 0.0, 1.0, none, mask=True)
-    samples = RowSamples(9 * rows + 8, rows, rows * 0 + 9, rows * 0 + 2, [penalty, None, penalty, None, penalty])
+    samples = RowSamples(9 * rows + 8, rows, rows * 0 + 9, rows * 0 + logprobs, [penalty, None, penalty, None, penalty])
     step = RowStep([], rows, np.arange(0, 54, 9, dtype=np.int32), rows * 0 + 9, samples, table, guided=True)
     launched = backend.launch(step)
     with pytest.raises(RuntimeError, match="before its masks"):

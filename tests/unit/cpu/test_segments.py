@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo_inference.backends.cpu.footprint import _working, partial_floats
 from octavo_inference.backends.cpu.native.library import Kernels
 
 from .test_forward import TINY, Story, batch_of, create, oracle, random_weights
@@ -69,3 +70,37 @@ def test_the_number_of_threads_changes_nothing(kernels: Kernels, rng: np.random.
         found.append(backend.logits(batch_of([replace(story, start=1089)], 16)))
     for each in found[1:]:
         np.testing.assert_array_equal(each, found[0])
+
+
+@pytest.mark.parametrize("share", [0, 0.3, 0.6])
+def test_partial_sums_stay_in_their_buffer(kernels: Kernels, rng: np.random.Generator, share: float) -> None:
+    """A sequence whose partial sums do not fit is divided by heads alone, and its logits have the same bits."""
+    config = replace(TINY, layers=2, max_positions=2048)
+    lengths = (1100, 600, 1090, 513)
+    given = [
+        Story(rng.integers(0, config.vocab, n).tolist(), list(range(i * 69, i * 69 + 69)), n - 1, n)
+        for i, n in enumerate(lengths)
+    ]
+    sizes = {"num_blocks": 276, "block_size": 16, "max_batched_tokens": 1100, "max_model_len": 1100}
+    backend = create(config, random_weights(config, rng), kernels, **sizes)
+    for story in given:
+        backend.logits(batch_of([replace(story, start=0)], 16))
+    expected = backend.logits(batch_of(given, 16))
+    partials = backend._buffers["partials"].reshape(-1)
+    needed = int(np.flatnonzero(partials).max()) + 1
+    partials[:] = 0
+    room = int(share * needed)
+    backend._model.partial_floats = room
+    np.testing.assert_array_equal(backend.logits(batch_of(given, 16)), expected)
+    assert partials[:room].any() == (share > 0)
+    assert not partials[room:].any()
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_the_plan_counts_all_buffers(kernels: Kernels, rng: np.random.Generator, changes: dict[str, object]) -> None:
+    # The plan has a row of logits for each thread; a smaller vocabulary than any model's is less than attention needs.
+    config = replace(TINY, layers=1, vocab=16_000, **changes)  # type: ignore[arg-type]
+    backend = create(config, random_weights(config, rng), kernels, max_batched_tokens=300, max_running=7, threads=3)
+    token, row = _working(config)
+    assert backend.working_bytes <= token * 300 + row * (7 + 3)
+    assert backend._buffers["partials"].nbytes == 4 * partial_floats(config) * (7 + 3)

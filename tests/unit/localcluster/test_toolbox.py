@@ -143,11 +143,21 @@ def test_a_silent_mirror_does_not_hold_up_the_tests_that_are_skipped_without_it(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(deps, "ARM", (deps.Need("/nonexistent/compiler", "g++-aarch64-linux-gnu", "kernels"),))
     monkeypatch.setattr(deps.os, "geteuid", lambda: 0)
-    assert main(["deps", "--install", "--arm"]) == 1
+    assert main(["deps", "--install", "--arm", "compile"]) == 1
     asked = (tmp_path / "asked").read_text()
     assert "Acquire::http::Timeout=10" in asked
     assert "Acquire::Retries=0" in asked
     assert "apt-get update failed:\nno answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("use", "missing"), [("compile", []), ("run", ["qemu-user"])])
+def test_only_running_the_kernels_for_arm_needs_the_emulator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], use: str, missing: list[str]
+) -> None:
+    monkeypatch.setattr(deps.Need, "met", lambda need: need.package != "qemu-user")
+    assert main(["deps", "--arm", use]) == len(missing)
+    errors = capsys.readouterr().err
+    assert [name for name in ("qemu-user", "g++-aarch64-linux-gnu") if name in errors] == missing
 
 
 def test_requirements_are_the_entries_of_the_lock_with_their_hashes() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.backends.cpu.footprint import partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
@@ -103,6 +104,7 @@ class CpuBackend:
             "activated": _zeros((tokens, config.intermediate), act),
             "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
+            "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
@@ -115,6 +117,7 @@ class CpuBackend:
             **{name: address(buffer) for name, buffer in buffers.items()},
             num_blocks=num_blocks,
             scratch_floats=scratch,
+            partial_floats=buffers["partials"].size,
             format=abi.FORMATS[format_],
             num_layers=config.layers,
             hidden=config.hidden,
@@ -198,7 +201,8 @@ class CpuBackend:
         if not step.guided:
             return CompletedStep(self.step(batch))
         sampling = native_sampling(batch.sample, self.vocab_size)
-        self._run(batch, sampling.structure, choose=False)
+        # The head waits for the masks, because a greedy row then stores no logits. A thread fills them meanwhile.
+        self._run(batch, abi.SamplingArgs(count=0), choose=False)
         return ComputedStep(partial(self._choose, batch, sampling))
 
     def part_seconds(self) -> dict[str, float]:
@@ -237,7 +241,7 @@ class CpuBackend:
         return replace(result, tokens=result.tokens[:done])
 
     def _choose(self, batch: Batch, sampling: NativeSampling) -> StepResult:
-        """Sample from the logits of the last step."""
+        """Sample after query tokens of the last step."""
         self._kernels.library.octavo_choose(
             self._team, byref(self._model), byref(sampling.structure), byref(self.profile)
         )

@@ -29,6 +29,8 @@ _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 _FORMATS: dict[str, WeightFormat] = {dtype: weight_format(dtype) for dtype in _DTYPES} | {"int8": "int8"}
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
 _PANEL = 32  # the widest of all variants
+_LANES = 16  # as many weights of a partial sum are added apart, at most; its maximum takes as much room
+_ROW_SEGMENTS = 16
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -54,6 +56,15 @@ def measure(path: str, config: ModelConfig) -> Footprint:
     else:
         parameters, weights = _folder(read_checkpoint(source), config)
     return Footprint(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
+
+
+def partial_floats(config: ModelConfig) -> int:
+    """Floats of attention's partial sums for one running request or thread.
+
+    A sum is that of one head over 512 keys (attention.h). This is room for sums over 8,192 keys. Sequences for which no
+    room is left are divided by heads alone, and their attention takes up to 17 % longer.
+    """
+    return _ROW_SEGMENTS * config.heads * (config.head_dim + 2 * _LANES)
 
 
 def count_elements(folder: Path) -> int:
@@ -111,7 +122,8 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
     widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
     widest = max(config.hidden, attended, config.intermediate)
-    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * _padded(config.vocab)
+    row = _padded(config.vocab) + partial_floats(config)
+    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * row
 
 
 def _padded(rows: int) -> int:

@@ -65,7 +65,8 @@ struct Model {
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear
   float* scratch;                       // scratch_floats per thread
-  int64_t num_blocks, scratch_floats;
+  float* partials;                      // partial_floats: partial sums of attention
+  int64_t num_blocks, scratch_floats, partial_floats;
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;

@@ -10,7 +10,7 @@ from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
 PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 8
+VERSION = 9
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -112,10 +112,10 @@ class DecoderArgs(ctypes.Structure):
                 "activated",
                 "quantized",
                 "scratch",
+                "partials",
             )
         ],
-        ("num_blocks", c_int64),
-        ("scratch_floats", c_int64),
+        *[(name, c_int64) for name in ("num_blocks", "scratch_floats", "partial_floats")],
         *[
             (name, c_int32)
             for name in (

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -52,7 +51,7 @@ class AttentionPlan {
   // Partial sums of a row, as sum_floats says, then their maximum.
   float* partial(const AttentionItem& item, int segment, int row) const {
     const AttentionSplit& split = splits_[size_t(item.split)];
-    return partials_.get() + split.partials + (i64(segment) * item.heads * item.rows + row) * partial_floats_;
+    return partials_ + split.partials + (i64(segment) * item.heads * item.rows + row) * partial_floats_;
   }
   int segments(const AttentionItem& item) const { return splits_[size_t(item.split)].segments; }
   // True for the last of a split's items in this layer.
@@ -65,19 +64,19 @@ class AttentionPlan {
   void add_sequence(const Model& m, const Batch& b, int seq, int heads);
   void cut_pieces(int team_size);
 
+  float* const partials_;
   const i64 partial_floats_;
   i64 partials_size_ = 0;
   std::vector<AttentionItem> items_;
   std::vector<i64> piece_ends_;
   std::vector<AttentionSplit> splits_;
   std::vector<std::atomic<int32_t>> finished_;
-  std::unique_ptr<float[]> partials_;
 };
 
 inline i64 work(const AttentionItem& item) { return i64(item.keys - item.first_key) * item.heads * item.rows; }
 
 inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size)
-    : partial_floats_(sum_floats(m.head_dim) + TILE) {
+    : partials_(m.partials), partial_floats_(sum_floats(m.head_dim) + TILE) {
   const int group = m.heads / m.kv_heads;
   // All KV heads together read whole tiles, front to back. With little to share out, each head is an item of its own.
   i64 segments = 0;
@@ -85,7 +84,6 @@ inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_siz
   const int heads = segments < 4 * team_size ? 1 : std::clamp(ITEM_ROWS / group, 1, m.kv_heads);
   for (int seq = 0; seq < b.num_seqs; seq++) add_sequence(m, b, seq, heads);
   finished_ = std::vector<std::atomic<int32_t>>(splits_.size());
-  partials_ = std::make_unique_for_overwrite<float[]>(size_t(partials_size_));
   std::stable_sort(items_.begin(), items_.end(), [](auto& a, auto& c) { return work(a) > work(c); });
   cut_pieces(team_size);
 }
@@ -94,7 +92,9 @@ inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq,
   const int group = m.heads / m.kv_heads, length = b.seq_len[seq];
   const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group;
   const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, segments = (length + SEGMENT - 1) / SEGMENT;
-  if (tiles > 1) {
+  // Where partial sums do not fit, an item merges all segments of its head itself, to the same bits.
+  const i64 partials = segments > 1 ? i64(segments) * m.kv_heads * rows * partial_floats_ : 0;
+  if (tiles > 1 || partials_size_ + partials > m.partial_floats) {
     for (int tile = 0; tile < tiles; tile++) {
       const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
       const int keys = length - queries + (last - 1) / group + 1;

@@ -1,4 +1,4 @@
-// The largest of many values and its id.
+// The largest of many values and its id, and the ids that are allowed.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,14 @@
 #include "simd.h"
 
 namespace octavo {
+
+// -infinity in lanes whose bit is 0. NaN and +infinity stay, because they make the row invalid.
+OCTAVO_INLINE Vec ban_lanes(Vec v, uint32_t bits) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  const IVec allowed = (splat_int(int32_t(bits)) >> lane_numbers()) & 1;
+  const IVec banned = (allowed == 0) & (v < splat(infinity));  // false for NaN
+  return banned ? splat(-infinity) : v;
+}
 
 // Per vector lane: the largest value so far, the lowest id that has it, and whether a value was NaN. Values may come in
 // any order.

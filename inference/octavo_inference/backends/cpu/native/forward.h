@@ -31,8 +31,8 @@ class Stopwatch {
   double last_;
 };
 
-// What a step does: only logits of the sample rows, or tokens chosen from them. After a step, whose logits and hidden
-// states are still there: only tokens chosen from its logits, or log-probabilities of given tokens after its query tokens.
+// What a step does: only logits of the sample rows, or tokens chosen from them. After a step, whose hidden states are
+// still there: tokens chosen as in the step, or log-probabilities of given tokens after its query tokens.
 enum class Task { LOGITS, SAMPLE, CHOOSE, SCORE };
 
 template <class P>
@@ -45,12 +45,11 @@ class Forward final : public Job {
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
         layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), pooled_(pooled_tokens(p)),
-        best_(task == Task::SAMPLE && only_best(s) ? size_t(team_size * s.count) : 0) {}
+        best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
     Stopwatch watch(worker.rank() == 0);
-    if (task_ == Task::CHOOSE) return choose(worker, watch);
-    if (task_ != Task::SCORE) {
+    if (task_ == Task::LOGITS || task_ == Task::SAMPLE) {
       rows(worker, b_.num_tokens, [&](i64 t) {
         dequantize_row(m_.embedding, b_.tokens[t], state(t));
         if (m_.embedding_scale != 1) scale_row(state(t), m_.embedding_scale, m_.hidden);
@@ -62,7 +61,7 @@ class Forward final : public Job {
     const Rows sampled{s_.count, nullptr, m_.final_norm, s_.row};
     const StoreLogits logits{m_.logits, m_.lm_head.rows, m_.logit_scale, m_.logit_softcap};
     if (!best_.empty()) {
-      linear(m_.lm_head, sampled, KeepBest{logits, m_.vocab, best_.data() + worker.rank() * s_.count}, worker);
+      linear(m_.lm_head, sampled, KeepBest{logits, s_.adjust, m_.vocab, best_.data() + worker.rank() * s_.count}, worker);
       rows(worker, s_.count, [&](i64 r) {
         for (int rank = 1; rank < worker.team_size(); rank++) best_[size_t(r)].add(best_[size_t(rank * s_.count + r)]);
         s_.tokens[r] = best_[size_t(r)].id();

@@ -45,16 +45,21 @@ struct StoreLogits {
   }
 };
 
-// Only the best logit of each row.
+// Only the best logit of each row, of the ids that its mask allows.
 struct KeepBest {
   StoreLogits logits;
+  const Adjust* adjust;  // null if no row has a mask
   i64 vocab;
   Best* best;
   OCTAVO_INLINE void expect(i64, i64) const {}
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
+    static_assert(32 % PANEL == 0);  // a panel's bits are in one word
+    const uint32_t* mask = adjust ? adjust[row].mask : nullptr;
+    const uint32_t bits = mask ? mask[col / 32] >> (col % 32) : ~0u;
     for (int c = 0; c < PANEL_VECS; c++) {
       const IVec ids = lane_numbers() + int32_t(col + c * W);
-      const Vec v = logits.finish(load(sums + c * W));
+      Vec v = logits.finish(load(sums + c * W));
+      if (bits != ~0u) v = ban_lanes(v, bits >> (c * W));
       best[row].add(col + PANEL <= vocab ? v : ids < int32_t(vocab) ? v : splat(-INFINITY), ids);
     }
   }

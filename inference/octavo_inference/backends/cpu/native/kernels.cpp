@@ -36,7 +36,7 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{8, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
+  *info = Info{9, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -78,7 +78,7 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
-// `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need nothing else, no
+// `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need at most a mask, no
 // logits are written. No query token is both sampled and pooled.
 EXPORT void octavo_step(Team* team, const Model* model, const Batch* batch, const Sampling* sampling,
                         const Pooling* pooling, int32_t choose, Profile* profile) {
@@ -94,7 +94,8 @@ EXPORT int32_t octavo_decode(Team* team, const Model* model, const Batch* batch,
   });
 }
 
-// Tokens chosen from the logits that the last octavo_step left without `choose`; `sampling` has that step's rows.
+// Tokens sampled after query tokens sampling->row of the last octavo_step, which had no sample rows itself: the same as
+// from one call with `choose`. Masks may be filled while that step runs.
 EXPORT void octavo_choose(Team* team, const Model* model, const Sampling* sampling, Profile* profile) {
   run_task(*team, *model, Batch{}, *sampling, Pooling{}, Task::CHOOSE, *profile);
 }

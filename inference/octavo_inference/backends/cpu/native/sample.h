@@ -38,18 +38,12 @@ static void ban_completions(float* logits, const Adjust& a) {
 
 // Bans the ids whose bit in the mask is 0. In vectors: a mask of few ids has zeros in nearly every word.
 static void ban_unmasked(float* logits, const uint32_t* mask, i64 vocab) {
-  const float infinity = std::numeric_limits<float>::infinity();
-  const IVec lanes = lane_numbers();
   const i64 whole = vocab / 32 * 32;
   for (i64 first = 0; first < whole; first += 32) {
     const uint32_t word = mask[first / 32];
     if (word == ~0u) continue;
-    for (i64 part = 0; part < 32; part += W) {
-      const Vec v = load(logits + first + part);
-      const IVec allowed = (splat_int(int32_t(word >> part)) >> lanes) & 1;
-      const IVec banned = (allowed == 0) & (v < splat(infinity));  // false for NaN
-      store(logits + first + part, banned ? splat(-infinity) : v);
-    }
+    for (i64 part = 0; part < 32; part += W)
+      store(logits + first + part, ban_lanes(load(logits + first + part), word >> part));
   }
   for (i64 id = whole; id < vocab; id++)
     if (!(mask[id / 32] >> (id % 32) & 1)) ban(logits[id]);
@@ -226,11 +220,16 @@ static void log_probabilities(const Sampling& s, i64 row, const float* logits, i
   }
 }
 
-// True if each row's token is the id of its largest logit, and nothing else is asked for.
+// True if a row of logits changes by its mask at most.
+inline bool only_mask(const Adjust& a) {
+  return !a.bias_len && !a.banned_len && !a.words && a.repetition == 1 && a.presence == 0 && a.frequency == 0;
+}
+
+// True if each row's token is the allowed id with the largest logit, and nothing else is asked for.
 inline bool only_best(const Sampling& s) {
   for (int32_t row = 0; row < s.count; row++)
-    if (s.temperature[row] != 0.0f || s.logprobs[row] >= 0) return false;
-  return !s.adjust;
+    if (s.temperature[row] != 0.0f || s.logprobs[row] >= 0 || (s.adjust && !only_mask(s.adjust[row]))) return false;
+  return true;
 }
 
 // Samples one row: adjusts `logits` in place and fills the row's results. `n` is the padded vocabulary.

@@ -23,12 +23,13 @@ from .test_linear import Float32, linear, stored
 from .test_quantised import BLOCKS, random_blocks, round_rows
 
 MORE = 3  # rows beyond two full tiles
+TILE_ROWS = 32  # of AMX
 
 
 def test_a_row_of_a_float_linear(kernels: Kernels, team: int, rng: np.random.Generator) -> None:
-    most = 2 * kernels.info.max_rows + MORE
-    for format_ in ("bf16", "f32"):
-        weights, a = rng.standard_normal((70, 256), np.float32), rng.standard_normal((most, 256), np.float32)
+    most = 2 * max(kernels.info.max_rows, TILE_ROWS) + MORE
+    for format_, cols in (("bf16", 256), ("f32", 256), ("bf16", 48)):  # 48 columns are no whole number of tiles
+        weights, a = rng.standard_normal((70, cols), np.float32), rng.standard_normal((most, cols), np.float32)
         packed = Packed()
         matrix = Packer(kernels, team, format_, packed).matrix((stored(weights),), biases=(stored(weights[:, 0]),))
         alone = np.concatenate([linear(kernels, team, matrix, a[i : i + 1]) for i in range(most)])
@@ -41,7 +42,7 @@ def test_a_row_of_a_float_linear(kernels: Kernels, team: int, rng: np.random.Gen
 def test_a_row_of_a_quantised_linear(
     kernels: Kernels, team: int, rng: np.random.Generator, format_: BlockFormat
 ) -> None:
-    most = 2 * kernels.info.max_rows + MORE
+    most = 2 * max(kernels.info.max_rows, TILE_ROWS) + MORE
     packed = Packed()
     matrix = Packer(kernels, team, "auto", packed).matrix((random_blocks(rng, format_, 70, 512),))
     a = rng.standard_normal((most, 512), np.float32)

@@ -90,13 +90,13 @@ OCTAVO_INLINE void tile_multiply() {
 #endif
 
 // Registers: 0 to 3 hold sums, 4 and 5 rows on the left, 6 and 7 columns on the right. `rows` of sums and of the left
-// side; `pairs` of the inner dimension. Set for each piece of work: another library in the process, such as oneDNN, may
+// side. Set for each piece of work: another library in the process, such as oneDNN, may
 // have used the registers on this thread.
-inline void shape_tiles(int rows, int pairs = TILE_ROWS) {
+inline void shape_tiles(int rows) {
   TileShapes wanted;
   for (int tile = 0; tile < 4; tile++) wanted.set(tile, rows, 64);
-  for (int tile = 4; tile < 6; tile++) wanted.set(tile, rows, 4 * pairs);
-  for (int tile = 6; tile < 8; tile++) wanted.set(tile, pairs, 64);
+  for (int tile = 4; tile < 6; tile++) wanted.set(tile, rows, 4 * TILE_ROWS);
+  for (int tile = 6; tile < 8; tile++) wanted.set(tile, TILE_ROWS, 64);
   configure_tiles(wanted);
 }
 

@@ -168,8 +168,7 @@ struct Gemm {
       alignas(64) float sums[2][Kernel::MAX_TILE * PANEL];
       i64 row = start;  // the next row for the epilogue
       const auto finish = [&](i64 tile, i64 to) {
-        const float* from = sums[tile & 1] - first_row(tile) * PANEL;
-        for (; row < to; row++) epilogue(row, panel * PANEL, from + row * PANEL);
+        for (; row < to; row++) epilogue(row, panel * PANEL, sums[tile & 1] + (row - first_row(tile)) * PANEL);
       };
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);

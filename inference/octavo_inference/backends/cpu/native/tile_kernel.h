@@ -20,8 +20,8 @@ constexpr i64 STEP_PAIR_BYTES = i64(TILE_ROWS) * PANEL * 2 * sizeof(bf16);  // o
 constexpr i64 AHEAD_BYTES = 2048;  // from the place that is read to the one that is prefetched, where a tile reads memory
 
 // sums[r][c] = sum over `steps` steps of a[r, :] * panel[:, c], for 1 to 2 * TILE_ROWS rows. panel(step, count) is the
-// address of the pairs of at most `count` steps, with `count` set to how many they are. aside() is called once a step:
-// vector instructions run beside the products, which take 16 cycles each.
+// address of the pairs of at most `count` steps, with `count` set to how many they are. aside() is called
+// once a step, where there are two registers of rows: vector instructions run beside the products, of 16 cycles each.
 //
 // Two registers of rows and two of columns give four of sums, so that each load serves two products. The second register
 // of rows ends with the last row: it may repeat rows of the first one.
@@ -116,7 +116,7 @@ struct FloatTileKernel : TileKernel {
   }
 };
 
-// Two floats as a pair of bf16, rounded to nearest.
+// Two floats as a pair of bf16, rounded to nearest, ties away from zero.
 OCTAVO_INLINE UVec round_pair(Vec even, Vec odd) {
   const UVec low = ((UVec)even + 0x8000u) >> 16, high = (UVec)odd + 0x8000u;
   return select_bits(0xffff0000u, high, low);

@@ -62,8 +62,8 @@ def partial_floats(config: ModelConfig) -> int:
     """Floats of attention's partial sums for one running request or thread.
 
     A sum is that of one head over 512 keys (attention.h). This is room for sums over 8,192 keys of decodes. Sequences
-    for which no room is left are divided by heads alone: up to a fifth longer in attention where there are as many heads
-    as threads, more where there are fewer.
+    for which no room is left are divided by heads alone: up to a fifth longer in attention where there are as many
+    heads as threads, more where there are fewer.
     """
     return _ROW_SEGMENTS * config.heads * (config.head_dim + 2 * _LANES)
 

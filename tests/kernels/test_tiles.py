@@ -21,6 +21,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     LinearTile,
     attention_tile,
     linear_tile,
+    row_step,
 )
 from octavo_inference.backends.cuda.kernels.tuned_configs import (
     TABLES,
@@ -28,7 +29,6 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import (
     file_name,
     find_tiles,
     read_tiles,
-    row_step,
 )
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear

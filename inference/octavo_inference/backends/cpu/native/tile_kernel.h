@@ -33,6 +33,15 @@ OCTAVO_INLINE void multiply_tiles(const bf16* a, i64 lda, int rows, i64 steps, P
     for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line, 0, 2);
     prefetch.next += prefetch.stride;
   };
+  // A step of the first register of rows.
+  const auto first = [&](const uint8_t* b) __attribute__((always_inline)) {
+    ahead();
+    tile_load<4>(a, row_bytes);
+    tile_load<6>(b, 2 * 64);
+    tile_multiply<0, 4, 6>();
+    tile_load<7>(b + 64, 2 * 64);
+    tile_multiply<1, 4, 7>();
+  };
   tile_zero<0>();
   tile_zero<1>();
   tile_zero<2>();
@@ -41,22 +50,10 @@ OCTAVO_INLINE void multiply_tiles(const bf16* a, i64 lda, int rows, i64 steps, P
     count = steps - step;
     const uint8_t* b = panel(step, count);
     if (second == 0) {
-      for (i64 i = 0; i < count; i++, a += STEP_COLS, b += STEP_PAIR_BYTES) {
-        ahead();
-        tile_load<4>(a, row_bytes);
-        tile_load<6>(b, 2 * 64);
-        tile_multiply<0, 4, 6>();
-        tile_load<7>(b + 64, 2 * 64);
-        tile_multiply<1, 4, 7>();
-      }
+      for (i64 i = 0; i < count; i++, a += STEP_COLS, b += STEP_PAIR_BYTES) first(b);
     } else {
       for (i64 i = 0; i < count; i++, a += STEP_COLS, b += STEP_PAIR_BYTES) {
-        ahead();
-        tile_load<4>(a, row_bytes);
-        tile_load<6>(b, 2 * 64);
-        tile_multiply<0, 4, 6>();
-        tile_load<7>(b + 64, 2 * 64);
-        tile_multiply<1, 4, 7>();
+        first(b);
         tile_load<5>(a + second * lda, row_bytes);
         tile_multiply<2, 5, 6>();
         tile_multiply<3, 5, 7>();

@@ -55,7 +55,7 @@ def _dequantize(values, scales, minimums, out, width, groups, FORM: tl.constexpr
     raw = tl.load(values + row * width + at, mask=inside, other=0)
     # Bytes of a row that share a scale.
     SPAN: tl.constexpr = GROUP // 2 if FORM == "int4" else GROUP
-    scale, minimum = 1.0, 0.0
+    minimum = 0.0
     if GROUP > 0:
         scale = tl.load(scales + row * groups + at // SPAN, mask=inside, other=0.0).to(tl.float32)
     else:

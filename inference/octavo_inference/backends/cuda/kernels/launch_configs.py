@@ -69,6 +69,11 @@ class LinearTile:
     stages: int
 
 
+def row_step(m: int) -> int:
+    """The entry of `ROW_STEPS` for a product of m rows, the last one for more."""
+    return next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
+
+
 _MANY_OUTPUTS = 16_384
 """Rows of weights that make enough programs of large tiles."""
 
@@ -80,7 +85,7 @@ def linear_tile(form: Stored, m: int, n: int, width: int, dtype: torch.dtype) ->
     target number of programs is a constant, so that sums are split alike on every GPU. Chosen on an H100 for the
     matrices of an 8B model (docs/evidence/gpu.md). Tiles fit 99 KiB of shared memory.
     """
-    rows = next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
+    rows = row_step(m)
     four = form == "int4"
     programs = 2 * _PROGRAMS
     if dtype == torch.float32:  # multiplied without tensor cores, in registers

@@ -26,6 +26,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     gemv_rows,
     gemv_tile,
     linear_tile,
+    row_step,
 )
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
@@ -76,11 +77,6 @@ class Tiles:
 def power_of_two(m: int) -> int:
     """The smallest power of two that is at least m."""
     return 1 << (m - 1).bit_length()
-
-
-def row_step(m: int) -> int:
-    """The entry of `ROW_STEPS` for a product of m rows."""
-    return next((step for step in ROW_STEPS if m <= step), ROW_STEPS[-1])
 
 
 def find_tiles(card: str, folder: Path = TABLES) -> Tiles:

@@ -48,6 +48,7 @@ def write_source(folder: Path, dtype: str = "BF16", **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
         "hidden_size": HIDDEN,
         "intermediate_size": FFN,
         "num_hidden_layers": LAYERS,

@@ -85,6 +85,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_log_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler would outlive the standard error of its test."""
+    monkeypatch.setattr(command.json_logs, "configure", lambda _: None)
+
+
 @pytest.fixture
 def quantize(source: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
     """The command on the small model: exit status, standard output and standard error."""

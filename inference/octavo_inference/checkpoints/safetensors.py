@@ -23,7 +23,10 @@ from octavo_inference.common.errors import ModelError
 
 _MAX_HEADER = 100_000_000
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
+_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1} | {
+    "F8_E4M3": 1,
+    "F8_E8M0": 1,
+}
 
 
 class _Entry(msgspec.Struct, frozen=True):

@@ -135,6 +135,28 @@ def safetensors_bytes(tensors: dict[str, np.ndarray], dtype: str = "F32") -> byt
     return len(text).to_bytes(8, "little") + text + body
 
 
+Typed = tuple[str, np.ndarray]
+
+
+def write_quantized(folder: Path, described: dict[str, Any], typed: dict[str, Typed], **changes: Any) -> Path:
+    """A folder as `write_hf` makes it, of tensors with safetensors' names of their types, such as `F8_E4M3`."""
+    write_hf(folder, {}, quantization_config=described, **changes)
+    header: dict[str, Any] = {}
+    body = b""
+    for name, (dtype, values) in typed.items():
+        data = np.ascontiguousarray(values).tobytes()
+        header[name] = {"dtype": dtype, "shape": values.shape, "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body)
+    return folder
+
+
+def linear_modules(tensors: dict[str, np.ndarray]) -> list[str]:
+    """The linear layers of a decoder layer, as `model.layers.0.mlp.up_proj`."""
+    return [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+
+
 @pytest.fixture
 def tensors() -> dict[str, np.ndarray]:
     return matrices(np.random.default_rng(0))

@@ -196,7 +196,7 @@ NORM = "model.norm.weight"
         (lambda h: h[NORM].update(data_offsets=[2**62, 2**62 + 256]), "its offsets are"),
         (lambda h: h[NORM].update(data_offsets=[256, 0]), "its offsets are"),
         (lambda h: h[NORM].update(data_offsets=[0, 256]), "tensors .* overlap"),
-        (lambda h: h[NORM].update(dtype="F8_E4M3"), "dtype F8_E4M3, supported are"),
+        (lambda h: h[NORM].update(dtype="F4"), "dtype F4, supported are"),
         (lambda h: h[NORM].update(dtype="I32"), "dtype I32, supported are"),
         (lambda h: h[NORM].pop("shape"), "its header is damaged"),
         (

@@ -13,12 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo_inference.backends.cpu.native.packing import BITS, WeightFormat, packed_format, weight_format
+from octavo_inference.backends.cpu.native.packing import (
+    BITS,
+    WeightFormat,
+    packed_bytes,
+    packed_format,
+    weight_format,
+)
 from octavo_inference.checkpoints.from_gguf import FORMATS
-from octavo_inference.checkpoints.from_hf import language_prefix
+from octavo_inference.checkpoints.from_hf import weights_from_hf
 from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
 from octavo_inference.checkpoints.resolve import find_model
-from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
+from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
@@ -54,7 +60,7 @@ def measure(path: str, config: ModelConfig) -> Footprint:
     if source.is_file():
         parameters, weights = _gguf(read_gguf(source), config)
     else:
-        parameters, weights = _folder(read_checkpoint(source), config)
+        parameters, weights = _folder(source, config)
     return Footprint(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
 
 
@@ -86,19 +92,13 @@ def _gguf(file: GgufFile, config: ModelConfig) -> tuple[int, dict[str, int]]:
     return parameters, _by_dtype(groups, embedding.data.nbytes)
 
 
-def _folder(checkpoint: Checkpoint, config: ModelConfig) -> tuple[int, dict[str, int]]:
-    prefix = language_prefix(checkpoint)
-    embedding = checkpoint.tensors[prefix + "embed_tokens.weight"]
-    head = embedding if config.tied_embeddings else checkpoint.tensors["lm_head.weight"]
-    inside = [t for t in checkpoint.tensors.values() if t.name.startswith(f"{prefix}layers.") and len(t.shape) == 2]
-    groups = [[Tensor("bf16", tensor.shape, _NOTHING)] for tensor in [*inside, head]]
-    parameters = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    return parameters, _by_dtype(groups, _stored(embedding))
-
-
-def _stored(embedding: RawTensor) -> int:
+def _folder(folder: Path, config: ModelConfig) -> tuple[int, dict[str, int]]:
+    weights = weights_from_hf(folder, read_checkpoint(folder), config, contents=False)
+    tensors = {id(tensor): tensor for tensor in weights.tensors()}  # a tied head is the embedding
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
-    return 2 * embedding.data.nbytes if embedding.dtype == "F16" else embedding.data.nbytes
+    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
+    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
+    return parameters, {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
 
 
 def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:

@@ -10,14 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from octavo_inference.checkpoints.jsonfile import optional_json
-from octavo_inference.checkpoints.quantized import fp8
+from octavo_inference.checkpoints.quantized import compressed_tensors, fp8
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 __all__ = ["QuantizedReader", "quantized_reader"]
 
-_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {"fp8": fp8.reader}
+_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
+    "compressed-tensors": compressed_tensors.reader,
+    "fbgemm_fp8": fp8.reader,
+    "fp8": fp8.reader,
+}
 
 
 def quantized_reader(folder: Path, checkpoint: Checkpoint, *, contents: bool) -> QuantizedReader | None:
@@ -39,4 +43,4 @@ def quantized_reader(folder: Path, checkpoint: Checkpoint, *, contents: bool) ->
         raise UnsupportedModelError(
             f"{path}: quantization_config.quant_method {method!r} is not supported; supported are {', '.join(_METHODS)}"
         )
-    return _METHODS[method](Source(folder, checkpoint, given, contents))
+    return _METHODS[method](Source(folder, checkpoint, given, contents, path))

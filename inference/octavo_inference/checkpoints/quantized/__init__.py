@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_inference.checkpoints.quantized import compressed_tensors, fp8
+from octavo_inference.checkpoints.quantized import compressed_tensors, fp8, modelopt, mxfp4, quark
 from octavo_inference.checkpoints.quantized.cache_scales import check_cache_scales
 from octavo_inference.checkpoints.quantized.settings import quantization_settings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
@@ -22,6 +22,11 @@ _METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
     "compressed-tensors": compressed_tensors.reader,
     "fbgemm_fp8": fp8.reader,
     "fp8": fp8.reader,
+    "modelopt": modelopt.reader,
+    "modelopt_fp4": modelopt.reader,
+    "modelopt_mixed": modelopt.reader,
+    "mxfp4": mxfp4.reader,
+    "quark": quark.reader,
 }
 
 

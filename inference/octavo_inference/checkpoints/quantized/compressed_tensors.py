@@ -17,26 +17,18 @@ Weights are those of the definition; activations keep more bits than `input_acti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from octavo_inference.checkpoints.quantized import schemes
-from octavo_inference.checkpoints.quantized.bit_packing import fields, fields_of_rows
 from octavo_inference.checkpoints.quantized.fp4 import mxfp4, nvfp4
 from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8
-from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
+from octavo_inference.checkpoints.quantized.integers import packed_integers, refuse_zero_points, signed_bytes
 from octavo_inference.checkpoints.quantized.schemes import Scheme, read_schemes
 from octavo_inference.checkpoints.quantized.source import E8M0, FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
-from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups, Kind
+from octavo_inference.models.groups import GroupedMatrix
 
 _LABEL = "compressed-tensors"
-ZeroPoints = Callable[[int, int], Floats]
-"""`zeros(start, end)`: [rows, groups]."""
 
 
 def reader(source: Source) -> QuantizedReader:
@@ -74,7 +66,7 @@ def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: Scheme)
             f"{columns} columns of {module}"
         )
     if scheme.symmetric:
-        _refuse_zero_points(source, module)
+        refuse_zero_points(source, module)
     if scheme.format == schemes.NVFP4:
         return nvfp4(source, packed, scale, module + ".weight_global_scale", shape, divided=True)
     if scheme.format == schemes.MXFP4:
@@ -82,121 +74,10 @@ def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: Scheme)
     if scheme.format == schemes.MXFP8:
         return float8(source, _LABEL, weight, scale, shape, scheme.block, E8M0)
     if scheme.format == schemes.PACKED:
-        return _packed(source, module, shape, scheme)
+        return packed_integers(source, _LABEL, module, shape, scheme)
     if scheme.floats:
         return float8(source, _LABEL, weight, scale, shape, scheme.block)
-    return _bytes(source, module, shape, scheme)
-
-
-def _packed(source: Source, module: str, shape: tuple[int, int], scheme: Scheme) -> GroupedMatrix:
-    """Integers of up to 8 bits in words."""
-    rows, columns = shape
-    bits, name = scheme.bits, module + ".weight_packed"
-    words = source.array(name, ("I32",), (rows, -(-columns // (32 // bits))))
-    _check_shape(source, module + ".weight_shape", shape)
-    grid = scale_grid(source, module + ".weight_scale", rows, columns, scheme.block or shape)
-    order = _order(source, module, columns, scheme)
-    kind: Kind = "int4" if bits <= 4 else "int8"
-    grouping = Grouping(kind, grid.group, minimum=not scheme.symmetric)
-    # Values of fewer bits than the kind's have the same distance to its zero.
-    offset = np.uint8(grouping.zero - (1 << bits - 1)) if scheme.symmetric else np.uint8(0)
-    zeros = None if scheme.symmetric else _zero_points(source, module, shape, scheme)
-
-    def read(start: int, end: int) -> Groups:
-        values = fields(words[start:end], bits, columns)
-        if order is not None:
-            values = values[:, order]
-        if offset:
-            values = values + offset
-        return _groups(values, grid, zeros, start, end)
-
-    return GroupedMatrix(_LABEL, shape, grouping, read, (words, grid.numbers.data), order)
-
-
-def _bytes(source: Source, module: str, shape: tuple[int, int], scheme: Scheme) -> GroupedMatrix:
-    """Integers in bytes with a sign."""
-    values = source.array(module + ".weight", ("I8",), shape).view(np.uint8)
-    grid = scale_grid(source, module + ".weight_scale", *shape, scheme.block or shape)
-    order = _order(source, module, shape[1], scheme)
-    zeros = None if scheme.symmetric else _zero_points(source, module, shape, replace(scheme, bits=8))
-
-    def read(start: int, end: int) -> Groups:
-        part = values[start:end] ^ np.uint8(128)
-        return _groups(part if order is None else part[:, order], grid, zeros, start, end)
-
-    grouping = Grouping("int8", grid.group, minimum=not scheme.symmetric)
-    return GroupedMatrix(_LABEL, shape, grouping, read, (values, grid.numbers.data), order)
-
-
-def _groups(values: Bytes, grid: ScaleGrid, zeros: ZeroPoints | None, start: int, end: int) -> Groups:
-    scale = grid.rows(start, end)
-    return Groups(values, scale, None if zeros is None else -zeros(start, end) * scale)
-
-
-def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: Scheme) -> ZeroPoints:
-    """The values whose weight is 0, of rows and groups: packed along the rows, or integers with a sign."""
-    rows, columns = shape
-    name, half = module + ".weight_zero_point", np.float32(1 << scheme.bits - 1)
-    raw = source.find(name)
-    # Other strategies, and older releases, do not pack them.
-    if scheme.strategy in {"group", "channel"} and scheme.format == schemes.PACKED and not (raw and raw.dtype == "I8"):
-        groups = columns // scheme.block[1] if scheme.grouped and scheme.block else 1
-        words = source.array(name, ("I32",), (-(-rows // (32 // scheme.bits)), groups))
-        return lambda start, end: fields_of_rows(words, scheme.bits, start, end).astype(np.float32)
-    grid = scale_grid(source, name, rows, columns, scheme.block or shape, ("I8",))
-    stored = grid.numbers.data.view(np.int8)
-    if source.contents and stored.size and (stored.min() < -half or stored.max() >= half):
-        wrong = stored.min() if stored.min() < -half else stored.max()
-        raise ModelError(
-            f"{source.folder}: tensor {name} has the zero point {wrong}, expected one of {scheme.bits} bits: "
-            f"{-half:.0f} to {half - 1:.0f}"
-        )
-    return lambda start, end: grid.rows(start, end) + half
-
-
-def _refuse_zero_points(source: Source, module: str) -> None:
-    """Symmetric weights may have zero points, all of them 0."""
-    raw = source.find(module + ".weight_zero_point")
-    if raw is not None and source.contents and raw.dtype == "I8" and raw.data.any():
-        raise ModelError(
-            f"{source.folder}: tensor {raw.name} has zero points, although quantization_config in {source.config.name} "
-            "says that the weights are symmetric"
-        )
-
-
-def _order(source: Source, module: str, columns: int, scheme: Scheme) -> NDArray[np.int32] | None:
-    """The permutation that sorts columns by their group (act-order), None if they are sorted."""
-    name = module + ".weight_g_idx"
-    if not scheme.grouped or scheme.block is None or (source.find(name) is None and not scheme.ordered):
-        return None
-    index = source.array(name, ("I32", "I64"), (columns,)).astype(np.int64)
-    if not source.contents:
-        return np.arange(columns, dtype=np.int32)
-    if (index == -1).all():  # declared, and never set
-        return None
-    group = scheme.block[1]
-    wrong = index[(index < 0) | (index >= columns // group)]
-    if len(wrong):
-        raise ModelError(
-            f"{source.folder}: tensor {name} has the group {wrong[0]}, expected 0 to {columns // group - 1}"
-        )
-    sizes = np.bincount(index, minlength=columns // group)
-    if (sizes != group).any():
-        uneven = int(np.flatnonzero(sizes != group)[0])
-        raise ModelError(
-            f"{source.folder}: tensor {name} has {sizes[uneven]} columns in group {uneven}, expected {group}"
-        )
-    order = np.argsort(index, kind="stable").astype(np.int32)
-    return None if (order == np.arange(columns)).all() else order
-
-
-def _check_shape(source: Source, name: str, shape: tuple[int, int]) -> None:
-    """Raises `ModelError` if the shape that packed weights declare is not that of config.json."""
-    if source.find(name) is None:
-        return
-    stored = source.array(name, ("I64", "I32"), (2,))
-    if source.contents and stored.tolist() != list(shape):
-        raise ModelError(f"{source.folder}: tensor {name} is {stored.tolist()}, config.json says {list(shape)}")
+    return signed_bytes(source, _LABEL, module, shape, scheme)
 
 
 def _refuse_features(source: Source, settings: dict[str, Any]) -> None:

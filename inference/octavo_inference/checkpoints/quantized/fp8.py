@@ -29,13 +29,17 @@ def reader(source: Source) -> QuantizedReader:
             f"{source.config}: quantization_config.activation_scheme is {scheme!r}, expected 'static' or 'dynamic'"
         )
 
+    for key in ("modules_to_not_convert", "ignored_layers"):
+        given = source.settings.get(key)
+        if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+            raise ModelError(f"{source.config}: quantization_config.{key} is {given!r}, expected a list of names")
+
     def matrix(module: str, rows: int, columns: int) -> GroupedMatrix | None:
         raw = source.find(module + ".weight")
         if raw is None or raw.dtype != "F8_E4M3":
             return None
-        name = module + ".weight_scale_inv"
-        if source.find(name) is None:
-            name = module + ".weight_scale"
+        names = (module + ".weight_scale_inv", module + ".weight_scale")
+        name = next((name for name in names if source.find(name)), names[0 if block else 1])
         check_activation_scales(source, module)
         return float8(
             source, "fp8", module + ".weight", name, (rows, columns), block or whole_or_rows(source, name, rows)

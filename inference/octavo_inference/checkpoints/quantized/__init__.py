@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from octavo_inference.checkpoints.jsonfile import optional_json
-from octavo_inference.checkpoints.quantized import fp8
+from octavo_inference.checkpoints.quantized import auto_round, awq, fp8, gptq
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 __all__ = ["QuantizedReader", "quantized_reader"]
 
-_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {"fp8": fp8.reader}
+_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
+    "auto-round": auto_round.reader,
+    "awq": awq.reader,
+    "fp8": fp8.reader,
+    "gptq": gptq.reader,
+    "intel/auto-round": auto_round.reader,
+}
+# Files of checkpoints older than `quantization_config`, and their method where they name none.
+_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
 
 
 def quantized_reader(folder: Path, checkpoint: Checkpoint, *, contents: bool) -> QuantizedReader | None:
@@ -30,13 +39,24 @@ def quantized_reader(folder: Path, checkpoint: Checkpoint, *, contents: bool) ->
     data = optional_json(path)
     text = data.get("text_config")
     given = data.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
+    if not given and any(name.endswith(".qweight") for name in checkpoint.tensors):
+        path, given = _old_description(folder)
     if not given:
         return None
     if not isinstance(given, dict):
         raise ModelError(f"{path}: quantization_config is {given!r}, expected an object")
     method = given.get("quant_method")
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise UnsupportedModelError(
             f"{path}: quantization_config.quant_method {method!r} is not supported; supported are {', '.join(_METHODS)}"
         )
-    return _METHODS[method](Source(folder, checkpoint, given, contents))
+    return _METHODS[method](Source(folder, checkpoint, given, contents, path.name))
+
+
+def _old_description(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The first of the old files that exists, with what it says."""
+    for name, method in _OLD_FILES.items():
+        given = optional_json(folder / name)
+        if given:
+            return folder / name, {"quant_method": method} | given
+    return folder / "config.json", {}

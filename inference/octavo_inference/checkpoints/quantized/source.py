@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
+from octavo_inference.common.memory_advice import release
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import bf16_values
 
@@ -43,11 +44,12 @@ class Source:
     checkpoint: Checkpoint
     settings: dict[str, Any]
     contents: bool
+    file: str = "config.json"
 
     @property
     def config(self) -> Path:
         """The file that describes the quantization."""
-        return self.folder / "config.json"
+        return self.folder / self.file
 
     def find(self, name: str) -> RawTensor | None:
         """A tensor, None without it."""
@@ -67,8 +69,20 @@ class Source:
 
     def scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.float32]:
         """Scales in float32. Raises `ModelError` also for those that are not finite."""
-        array = self.array(name, _FLOATS, *shapes)
-        values = bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
+        values = floats(self.array(name, _FLOATS, *shapes))
         if not np.isfinite(values).all():
             raise ModelError(f"{self.folder}: tensor {name} has scales that are not finite numbers")
         return values
+
+    def checked_scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.generic]:
+        """Scales as stored, for `floats`: a view of the file. Raises as `scales` does."""
+        array = self.array(name, _FLOATS, *shapes)
+        if self.contents:
+            self.scales(name, *shapes)
+            release(array)
+        return array
+
+
+def floats(array: NDArray[np.generic]) -> NDArray[np.float32]:
+    """float32 of what `Source.array` gives for floats: bfloat16 comes as bits."""
+    return bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)

@@ -16,19 +16,9 @@ from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.groups import GroupedMatrix
 
 from .conftest import Typed, linear_modules, write_quantized
+from .packing import MODULE, check_matrix, pack, read
 
 Tensors = dict[str, np.ndarray]
-MODULE = "model.layers.0.mlp.down_proj"
-
-
-def pack(values: np.ndarray, bits: int) -> np.ndarray:
-    """Values along the first axis as a stream of bits, the first in the lowest, in words of 32."""
-    words = np.zeros((values.shape[0] * bits // 32, values.shape[1]), np.uint32)
-    for i, row in enumerate(values):
-        for bit in range(bits):
-            place = i * bits + bit
-            words[place // 32] |= (row.astype(np.uint32) >> np.uint32(bit) & np.uint32(1)) << np.uint32(place % 32)
-    return words.view(np.int32)
 
 
 class Quantized:
@@ -75,14 +65,6 @@ def described(bits: int = 4, group: int = 32, **changes: Any) -> dict[str, Any]:
     return {"quant_method": "gptq", "bits": bits, "group_size": group, "sym": True, "desc_act": False} | changes
 
 
-def read(folder: Path, rows: int, columns: int, module: str = MODULE, *, contents: bool = True) -> GroupedMatrix:
-    reader = quantized_reader(folder, read_checkpoint(folder), contents=contents)
-    assert reader is not None
-    matrix = reader(module, rows, columns)
-    assert matrix is not None
-    return matrix
-
-
 @pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("group", [32, 64, 128, -1])
@@ -91,17 +73,11 @@ def test_weights(tmp_path: Path, bits: int, group: int, symmetric: bool, act_ord
     quantized = Quantized(96, 256, bits, group, symmetric=symmetric, act_order=act_order)
     settings = described(bits, group, sym=symmetric, desc_act=act_order)
     folder = write_quantized(tmp_path / "m", settings, quantized.typed())
-    matrix = read(folder, 96, 256)
+    matrix = check_matrix(folder, quantized.weights)
     assert (matrix.order is not None) == (act_order and group != -1)
     assert matrix.grouping.kind == ("int8" if bits == 8 else "int4")
     assert matrix.grouping.minimum == (not symmetric)
     assert matrix.grouping.group == (256 if group == -1 else group)
-    np.testing.assert_array_equal(matrix.dequantize(), quantized.weights)
-    np.testing.assert_array_equal(matrix.rows(5, 78).dequantize(), quantized.weights[5:78])
-    inspected = read(folder, 96, 256, contents=False)
-    assert inspected.grouping == matrix.grouping
-    assert inspected.nbytes == matrix.nbytes
-    assert (inspected.order is None) == (matrix.order is None)
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -272,8 +248,6 @@ def test_models_whose_layers_are_quantized(tmp_path: Path, tensors: Tensors) -> 
     model = load_model(str(folder))
     assert isinstance(model, LoadedModel)
     layer = model.weights.layers[0]
-    np.testing.assert_array_equal(
-        layer.k.data if not isinstance(layer.k, GroupedMatrix) else layer.k.dequantize(),
-        made["model.layers.0.self_attn.k_proj"].weights,
-    )
+    assert isinstance(layer.k, GroupedMatrix)
+    np.testing.assert_array_equal(layer.k.dequantize(), made["model.layers.0.self_attn.k_proj"].weights)
     assert not isinstance(layer.down, GroupedMatrix)

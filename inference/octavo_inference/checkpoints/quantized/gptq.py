@@ -70,7 +70,7 @@ def packed_reader(
 
 
 def scheme_from(source: Source, given: Mapping[str, Any], base: Scheme | None, place: str = "") -> Scheme:
-    """A module's scheme from settings, with those of `base` for missing ones. `place` is where they are, for messages."""
+    """A module's scheme from settings, those of `base` for missing ones. `place` is where they are, for messages."""
     sizes = (base.bits, -1 if base.group is None else base.group, base.symmetric, base.act_order) if base else ()
     bits, group, symmetric, act_order = sizes or (None, None, True, False)
     return Scheme(

@@ -91,7 +91,7 @@ def make(
             tensors = {
                 "qweight": ("I16", pack_fast(values)),
                 "scales": ("F16", padded.T),
-                "scaled_zeros": ("F16", scaled.T),
+                "qzeros": ("F16", scaled.T),
             }
             products = values.astype(np.float32) * wide.astype(np.float32)
             weights = products + scaled[:, :groups].repeat(width, axis=1).astype(np.float32)

@@ -14,9 +14,9 @@ gemv, packed along the columns in their order, with groups padded to whole words
 
 gemv_fast, four rows interleaved in pieces of 64 columns:
 
-    qweight       int16    [rows / 4, columns]
-    scales        float16  [8 words, rows]
-    scaled_zeros  float16  [8 words, rows]         -zero * scale
+    qweight  int16    [rows / 4, columns]
+    qzeros   float16  [8 words, rows]         -zero * scale
+    scales   float16  [8 words, rows]
 
     weight = (value - zero) * scale
 
@@ -162,7 +162,7 @@ def _gemv_fast(source: Source, module: str, rows: int, columns: int, groups: int
     padded = _padded(columns // groups, groups) * _WORD
     packed = source.array(module + ".qweight", ("I16",), (rows // _INTERLEAVED, columns))
     scales = source.checked_scales(module + ".scales", (padded, rows))
-    minimums = source.checked_scales(module + ".scaled_zeros", (padded, rows))
+    minimums = source.checked_scales(module + ".qzeros", (padded, rows))
     # 32 columns are stored as four times 0 1, 8 9, 16 17, 24 25 (2 more each time), and of each eight the even first.
     pairs = np.arange(32).reshape(4, 4, 2).swapaxes(0, 1).reshape(4, 4, 2).swapaxes(1, 2).ravel()
     place = np.argsort(pairs)

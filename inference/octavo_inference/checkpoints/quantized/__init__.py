@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo_inference.checkpoints.jsonfile import optional_json
-from octavo_inference.checkpoints.quantized import auto_round, awq, fp8, gptq
+from octavo_inference.checkpoints.quantized import auto_round, awq, bitsandbytes, fp8, gptq, hqq
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
@@ -21,8 +21,10 @@ __all__ = ["QuantizedReader", "quantized_reader"]
 _METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
     "auto-round": auto_round.reader,
     "awq": awq.reader,
+    "bitsandbytes": bitsandbytes.reader,
     "fp8": fp8.reader,
     "gptq": gptq.reader,
+    "hqq": hqq.reader,
     "intel/auto-round": auto_round.reader,
 }
 # Files of checkpoints older than `quantization_config`, and their method where they name none.

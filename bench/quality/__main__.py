@@ -60,7 +60,7 @@ def file_bits(variant: Variant, weights: Weights) -> float:
     if variant.bits is not None:
         return variant.bits
     matrices = [getattr(layer, name) for layer in weights.layers for name in MATRICES]
-    return sum(m.nbytes for m in matrices) * 8 / sum(math.prod(m.shape) for m in matrices)
+    return 8.0 * sum(m.nbytes for m in matrices) / sum(math.prod(m.shape) for m in matrices)
 
 
 def line(name: str, row: dict[str, Any]) -> str:

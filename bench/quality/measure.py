@@ -33,7 +33,8 @@ class Text:
     @property
     def predictions(self) -> int:
         """Number of predicted tokens."""
-        return self.windows.shape[0] * (self.windows.shape[1] - 1)
+        count, tokens = self.windows.shape
+        return int(count * (tokens - 1))
 
 
 class Comparison:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from bench.lib.processes import CACHE, LLAMA, ROOT
 from bench.quality.rounding import Floats, Round, fp8, half_quadratic, integers, mxfp4, normal_float, nvfp4
@@ -78,7 +79,8 @@ def with_matrices(weights: Weights, change: Callable[[Floats], Matrix]) -> Weigh
     """The weights with the matrices of all layers rounded; embedding and head stay as they are."""
 
     def rounded(layer: LayerWeights) -> LayerWeights:
-        return replace(layer, **{name: change(dequantize(getattr(layer, name))) for name in MATRICES})
+        changed: dict[str, Any] = {name: change(dequantize(getattr(layer, name))) for name in MATRICES}
+        return replace(layer, **changed)
 
     return replace(weights, layers=tuple(map(rounded, weights.layers)))
 

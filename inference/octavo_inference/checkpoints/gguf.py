@@ -27,9 +27,40 @@ TYPES: dict[int, tuple[str, int, int]] = {
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
     20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
+# Removed from the format, or never in files.
+_OTHERS = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
 }
 
 
@@ -80,8 +111,9 @@ def read_gguf(path: Path) -> GgufFile:
 def _view(header: Header, buffer: NDArray[np.uint8], entry: TensorEntry) -> GgufTensor:
     name, shape, path = entry.name, entry.shape, header.path
     if entry.type_id not in TYPES:
+        other = f" ({_OTHERS[entry.type_id]})" if entry.type_id in _OTHERS else ""
         known = ", ".join(known[0] for known in TYPES.values())
-        raise ModelError(f"{path}: tensor {name} has the ggml type {entry.type_id}, supported are {known}")
+        raise ModelError(f"{path}: tensor {name} has the ggml type {entry.type_id}{other}, supported are {known}")
     _, per_block, block_bytes = TYPES[entry.type_id]
     columns = shape[-1]
     rows = math.prod(shape[:-1])

@@ -49,11 +49,7 @@ _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"
 
 def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     """The decoder's configuration. Raises `ModelError` for an unsupported architecture or feature."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
+    architecture = _architecture(file)
 
     def number(key: str, default: float | None = None) -> float:
         value = file.metadata.get(f"{architecture}.{key}", default)
@@ -75,7 +71,6 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
             raise ModelError(f"{file.path}: {name} has entries that are not positive")
         return values
 
-    architecture = str(architecture)
     hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{file.path}: {heads} heads of a hidden size of {hidden}")
@@ -269,6 +264,18 @@ def _factor(file: GgufFile, name: str) -> float | None:
 def _values(file: GgufFile, source: GgufTensor) -> NDArray[np.float32]:
     """All elements in a row."""
     return dequantize(_matrix(file, source)).reshape(-1)
+
+
+def _architecture(file: GgufFile) -> str:
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"{file.path}: general.type is {kind!r}, expected a model")
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    return str(architecture)
 
 
 def _refuse_features(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:

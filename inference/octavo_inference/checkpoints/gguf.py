@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf_header import Header, TensorEntry, Value, damaged, read_header
+from octavo_inference.checkpoints.gguf_parts import read_other_parts
 from octavo_inference.common.errors import ModelError
 
 # ggml type -> name, elements per block, bytes per block
@@ -81,31 +82,44 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed file. `header` is everything before the tensor data; `buffer` the whole file."""
+    """A parsed model: `path` and `metadata` of its first file, tensors of all.
+
+    `headers` are everything before the tensor data of each file, `buffers` the whole files.
+    """
 
     path: Path
     metadata: dict[str, Value]
     tensors: dict[str, GgufTensor]
-    header: NDArray[np.uint8]
-    buffer: NDArray[np.uint8]
+    headers: tuple[NDArray[np.uint8], ...]
+    buffers: tuple[NDArray[np.uint8], ...]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Map a GGUF file (version 2 or 3, little endian). Raises `ModelError` for other or damaged files."""
-    header = read_header(path)
-    buffer = np.frombuffer(header.mapped, np.uint8)
+    """Map a GGUF file (version 2 or 3, little endian), or all files of a set by the first of them.
+
+    Raises `ModelError` for other, damaged or missing files.
+    """
+    first = read_header(path)
+    headers = [first, *read_other_parts(first)]
+    buffers = [np.frombuffer(header.mapped, np.uint8) for header in headers]
     tensors: dict[str, GgufTensor] = {}
-    for entry in header.entries:
-        if entry.name in tensors:
-            raise damaged(path, f"tensor {entry.name} occurs twice")
-        tensors[entry.name] = _view(header, buffer, entry)
+    for header, buffer in zip(headers, buffers, strict=True):
+        for entry in header.entries:
+            if entry.name in tensors:
+                raise damaged(header.path, f"tensor {entry.name} occurs twice")
+            tensors[entry.name] = _view(header, buffer, entry)
+        _refuse_overlaps(header, tensors)
+    before = tuple(buffer[: header.size] for header, buffer in zip(headers, buffers, strict=True))
+    return GgufFile(path, first.metadata, tensors, before, tuple(buffers))
+
+
+def _refuse_overlaps(header: Header, tensors: dict[str, GgufTensor]) -> None:
     placed = sorted(
         (entry.offset, entry.offset + tensors[entry.name].data.nbytes, entry.name) for entry in header.entries
     )
     for (_, end, first), (start, _, second) in pairwise(placed):
         if start < end:
-            raise damaged(path, f"tensors {first} and {second} overlap")
-    return GgufFile(path, header.metadata, tensors, buffer[: header.size], buffer)
+            raise damaged(header.path, f"tensors {first} and {second} overlap")
 
 
 def _view(header: Header, buffer: NDArray[np.uint8], entry: TensorEntry) -> GgufTensor:

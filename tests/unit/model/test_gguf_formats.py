@@ -132,7 +132,7 @@ def test_headers_alone_give_formats_and_sizes(tmp_path: Path, rng: np.random.Gen
     path = write_blocks(tmp_path / "m.gguf", name, random_model(rng, name))
     file = read_gguf(path)
     config = config_from_gguf(file, "")
-    size = file.header.nbytes
+    size = file.headers[0].nbytes
     with path.open("r+b") as out:  # as inspection leaves a file: its size, without the weights
         length = path.stat().st_size
         out.truncate(size)

@@ -19,7 +19,7 @@ def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
             vocab={token: index for index, token in enumerate(vocabulary.tokens)},
             merges=_merges(vocabulary),
             ignore_merges=rule.whole,
-            unk_token=_unknown(vocabulary) if marked else None,
+            unk_token=None if rule.alphabet == "bytes" else _unknown(vocabulary),
             fuse_unk=marked,
             byte_fallback=marked and vocabulary.has_bytes,
         )

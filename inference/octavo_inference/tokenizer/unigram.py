@@ -52,16 +52,17 @@ def _normalizer(vocabulary: Vocabulary, *, prefix: bool) -> normalizers.Normaliz
 
 
 def _hidden(vocabulary: Vocabulary) -> str:
-    """An expression that cuts the names of control tokens and bytes after their first character.
+    """An expression that cuts the names of control tokens and bytes before their last character.
 
     The library looks for every piece in a text. So a name that a client writes would become the token.
     """
     starts: dict[str, list[str]] = {}
     for token in vocabulary.of_type(CONTROL, UNKNOWN):
-        starts.setdefault(re.escape(token[0]), []).append(re.escape(token[1:]))
+        if len(token) > 1:
+            starts.setdefault(re.escape(token[-1]), []).append(re.escape(token[:-1]))
     if vocabulary.of_type(BYTE):
-        starts.setdefault("<", []).append("0x[0-9A-F]{2}>")
+        starts.setdefault(">", []).append("<0x[0-9A-F]{2}")
     count = sum(map(len, starts.values()))
     if count > _MOST_HIDDEN:
         raise ModelError(f"{vocabulary.path}: {count} control tokens, supported are {_MOST_HIDDEN}")
-    return "|".join(f"{first}(?={'|'.join(rest)})" for first, rest in starts.items())
+    return "|".join(f"(?={last})(?:{'|'.join(f'(?<={start})' for start in before)})" for last, before in starts.items())

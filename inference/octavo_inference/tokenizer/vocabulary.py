@@ -65,7 +65,7 @@ class Vocabulary:
         """The tokens of these types, in order."""
         return [token for token, kind in zip(self.tokens, self.types, strict=True) if kind in types]
 
-    def flag(self, name: str, default: bool) -> bool:  # noqa: FBT001 -- a value, not a switch
+    def flag(self, name: str, default: bool) -> bool:
         """`tokenizer.ggml.NAME`. Raises `ModelError` for anything but true and false."""
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, bool) and value not in (0, 1):

@@ -27,9 +27,7 @@ def wordpiece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     if unknown is None:
         raise ModelError(f"{vocabulary.path}: tokenizer.ggml.unknown_token_id is missing")
     names = {index: piece for piece, index in vocab.items()}
-    tokenizer = Tokenizer(
-        models.WordPiece(vocab, unk_token=names[unknown], continuing_subword_prefix=_CONTINUES)
-    )
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token=names[unknown], continuing_subword_prefix=_CONTINUES))
     lowercase = vocabulary.flag("normalizer.lowercase", default=True)
     tokenizer.normalizer = normalizers.BertNormalizer(
         lowercase=lowercase, strip_accents=vocabulary.flag("normalizer.strip_accents", default=lowercase)

@@ -11,10 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.core.gather import Batch, SampleRows
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import dequantize
 from octavo_inference.tools.quantize import run as quantize_run
 from octavo_inference.tools.quantize.e4m3 import from_e4m3
 from octavo_inference.tools.quantize.half import Stored
 from octavo_inference.tools.quantize.stored import pack, write_shard
+from octavo_inference.tools.quantize.text import windows_of
 
 from .conftest import FFN, HIDDEN, LAYERS, SHAPES, tensors, write_source
 
@@ -248,3 +253,46 @@ def test_sources_of_other_types(dtype: str, quantize: Quantize, tmp_path: Path) 
     assert config["torch_dtype"] == ("float16" if dtype == "F16" else "bfloat16")
     found, exact = read(tmp_path / "out")["model.embed_tokens.weight"], tensors()["model.embed_tokens.weight"]
     np.testing.assert_array_equal(found, exact)
+
+
+@pytest.mark.parametrize("form", [*FORMS, "auto", "kept"])
+def test_octavo_serves_what_was_measured(form: str, quantize: Quantize, text: Path, tmp_path: Path) -> None:
+    """The loaded model has the values of the folder, and its perplexity is the reported one."""
+    own = {"auto": ["--method", "rtn", "--keep", "auto", "--keep-bits", "1"], "kept": ["--keep", "*.layers.1.*"]}
+    assert quantize(tmp_path / "out", *(own.get(form) or FORMS[form][0])).status == 0
+    loaded = load_model(str(tmp_path / "out"))
+    assert isinstance(loaded, LoadedModel)
+    found = read(tmp_path / "out")
+    groups = json.loads((tmp_path / "out/config.json").read_text())["quantization_config"]["config_groups"]
+    by_module = {module: group["weights"] for group in groups.values() for module in group["targets"]}
+    for number, layer in enumerate(loaded.weights.layers):
+        for name in SHAPES:
+            module, field = f"model.layers.{number}.{name}", name.partition(".")[2].removesuffix("_proj")
+            stored = found.get(f"{module}.weight")
+            if f"{module}.weight_scale" in found:
+                stored = decompress(found, module, by_module.get(module, by_module.get("Linear")))
+            np.testing.assert_allclose(dequantize(getattr(layer, field)), stored, rtol=1e-6, atol=1e-7)
+    report = json.loads((tmp_path / "out/octavo_quantize.json").read_text())
+    windows = windows_of(text.read_text(), loaded.text.tokenizer, 48, "")
+    assert perplexity(loaded, windows.held_out) == pytest.approx(report["perplexity_after"], rel=1e-4)
+
+
+def perplexity(model: LoadedModel, windows: np.ndarray) -> float:
+    """By the reference backend's logits."""
+    nats = []
+    for tokens in windows:
+        backend = ReferenceBackend(model.config, model.weights, num_blocks=3, block_size=16, max_model_len=48)
+        positions = np.arange(len(tokens), dtype=np.int32)
+        batch = Batch(
+            tokens=tokens.astype(np.int32),
+            positions=positions,
+            slots=positions,
+            query_start=np.array([0, len(tokens)], np.int32),
+            seq_len=np.array([len(tokens)], np.int32),
+            block_table=np.array([[0, 1, 2]], np.int32),
+            sample=SampleRows.greedy(positions, positions + 1),
+        )
+        logits = backend.logits(batch).astype(np.float64)
+        chosen = logits[np.arange(len(tokens) - 1), tokens[1:]]
+        nats += (np.log(np.exp(logits[:-1]).sum(axis=1)) - chosen).tolist()
+    return float(np.exp(np.mean(nats)))

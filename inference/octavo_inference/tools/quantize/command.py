@@ -25,6 +25,7 @@ from octavo_inference.tools.quantize.text import BUNDLED, read_text, windows_of
 _DESCRIPTION = """Write a model with 4 or 8 bits per weight, as safetensors with compressed-tensors metadata, and
 measure what that costs. Works a layer at a time, on the processor. The same command continues an interrupted run."""
 _FLOATS = {"f32", "bf16", "f16"}
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -124,7 +125,8 @@ def load(source: str, out: TextIO) -> LoadedModel:
     model = load_model(local_model(source).path)
     if isinstance(model, ForeignModel):
         raise UnsupportedModelError(f"{model.config.missing}; only models of the native decoder are quantized")
-    formats = {getattr(layer, name).format for layer in model.weights.layers for name in ("q", "o", "gate", "down")}
+    formats = {getattr(layer, name).format for layer in model.weights.layers for name in _MATRICES}
+    formats.add(model.weights.lm_head.format)
     if formats <= _FLOATS:
         return model
     listed = ", ".join(sorted(formats - _FLOATS))

@@ -84,6 +84,10 @@ def test_values_viewed_as_floats(tmp_path: Path) -> None:
         packed = typed[MODULE + ".W_q"][1]
         typed[MODULE + ".W_q"] = ("F16", packed.view(np.float16))
         check_matrix(write_quantized(tmp_path / "m", described(bits), typed), weights)
+    for bits in (4, 3):  # of which 16 rows have the same size
+        typed, weights = make(48, 96, bits, 16, axis=0)
+        typed[MODULE + ".W_q"] = ("F16", typed[MODULE + ".W_q"][1].view(np.float16))
+        check_matrix(write_quantized(tmp_path / "m", described(bits, 16, 0), typed), weights)
 
 
 def test_settings_of_a_module(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.common.errors import ModelError
 
-# ModelOpt writes it, in older releases without a quantization_config in config.json.
-_MODELOPT_FILE = "hf_quant_config.json"
+MODELOPT_FILE = "hf_quant_config.json"
+"""ModelOpt writes it, in older releases without a quantization_config in config.json."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,10 @@ def quantization_settings(folder: Path) -> QuantizationSettings | None:
         if not isinstance(given, dict):
             raise ModelError(f"{path}: quantization_config is {given!r}, expected an object")
         return QuantizationSettings(path, given, given.get("quant_method"))
-    path = folder / _MODELOPT_FILE
+    path = folder / MODELOPT_FILE
     given = optional_json(path).get("quantization")
     if not given:
         return None
     if not isinstance(given, dict):
         raise ModelError(f"{path}: quantization is {given!r}, expected an object")
-    # The file stays when weights were not quantized, but only the cache.
     return QuantizationSettings(path, given, "modelopt")

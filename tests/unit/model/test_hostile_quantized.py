@@ -172,7 +172,6 @@ def test_any_contents(folders: dict[str, tuple[Path, bytes, bytes]], name: str, 
     damaged = bytearray(raw)
     for key in data.draw(st.lists(st.sampled_from([k for k in header if "_proj." in k]), min_size=1, max_size=3)):
         begin, end = (8 + length + offset for offset in header[key]["data_offsets"])
-        size = end - begin
         part = data.draw(st.sampled_from([b"\0", b"\xff", b"\x7f", b"\1", b"9"]) | st.binary(min_size=1, max_size=16))
         damaged[begin:end] = (part * (end - begin))[: end - begin]
     (folder / "config.json").write_bytes(config)

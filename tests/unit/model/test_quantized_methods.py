@@ -42,6 +42,7 @@ def test_answers_are_those_of_the_floats(tmp_path: Path, tensors: Tensors, metho
         for name in ("q", "f")
     )
     assert found.token_ids == floats.token_ids
+    assert found.cumulative_logprob == pytest.approx(floats.cumulative_logprob, abs=1e-3)
 
 
 @methods

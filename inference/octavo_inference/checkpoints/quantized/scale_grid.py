@@ -26,8 +26,6 @@ class ScaleGrid:
     def rows(self, start: int, end: int) -> Floats:
         """The numbers of some rows, [rows, columns / group]."""
         blocks = self.block_of_row[start:end]
-        if not len(blocks):
-            return np.empty((0, len(self.block_of_group)), np.float32)
         first, last = int(blocks[0]), int(blocks[-1])
         part = self.numbers.rows(first, last + 1)
         if len(part) != len(blocks):

@@ -46,7 +46,8 @@ def scale_grid(
     shapes = [grid, (grid[0], 1, grid[1], 1)]  # ModelOpt keeps the axes inside of a block
     parts = source.fused.get(_layer(name), ()) if grid == (1, 1) else ()
     if grid == (1, 1):
-        shapes += [(), (1,), (len(parts),), (len(parts), 1)]
+        shapes += [(), (1,)]
+        shapes += [(len(parts),), (len(parts), 1)] if parts else []
     elif grid[1] == 1:
         shapes.append((grid[0],))
     numbers = source.numbers(name, dtypes, *shapes)

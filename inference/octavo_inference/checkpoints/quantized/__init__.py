@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_inference.checkpoints.quantized import compressed_tensors, fp8, modelopt, mxfp4, quark
+from octavo_inference.checkpoints.quantized import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    hqq,
+    modelopt,
+    mxfp4,
+    quark,
+)
 from octavo_inference.checkpoints.quantized.cache_scales import check_cache_scales
-from octavo_inference.checkpoints.quantized.settings import quantization_settings
+from octavo_inference.checkpoints.quantized.described import quantization_settings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import UnsupportedModelError
@@ -19,9 +30,15 @@ from octavo_inference.common.errors import UnsupportedModelError
 __all__ = ["QuantizedReader", "quantized_reader"]
 
 _METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
+    "auto-round": auto_round.reader,
+    "awq": awq.reader,
+    "bitsandbytes": bitsandbytes.reader,
     "compressed-tensors": compressed_tensors.reader,
     "fbgemm_fp8": fp8.reader,
     "fp8": fp8.reader,
+    "gptq": gptq.reader,
+    "hqq": hqq.reader,
+    "intel/auto-round": auto_round.reader,
     "modelopt": modelopt.reader,
     "modelopt_fp4": modelopt.reader,
     "modelopt_mixed": modelopt.reader,

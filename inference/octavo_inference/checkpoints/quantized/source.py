@@ -123,6 +123,15 @@ class Source:
             raise ModelError(f"{self.folder}: tensor {name} has the scale {values.min()}, expected more than 0")
         return values
 
+    def checked_scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.generic]:
+        """Scales as stored, for `floats`: a view of the file. Raises as `numbers` does."""
+        return self.numbers(name, FLOATS, *shapes).data
+
+
+def floats(array: NDArray[np.generic]) -> Floats:
+    """float32 of what `Source.array` gives for floats: bfloat16 comes as bits."""
+    return bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
+
 
 @cache
 def e8m0_levels() -> Floats:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from . import packed_layers
 from .conftest import Typed, linear_modules, write_quantized
 
 Tensors = dict[str, np.ndarray]
@@ -120,6 +122,15 @@ def described(format_: str, weights: dict[str, Any], **more: Any) -> dict[str, A
     return base | {"config_groups": {"group_0": group}, "ignore": ["lm_head"]} | more
 
 
+def hqq_settings(axis: int) -> dict[str, Any]:
+    """Settings of HQQ."""
+    params = {"nbits": 4, "group_size": 32, "axis": axis}
+    return {"quant_method": "hqq", "quant_config": {"weight_quant_params": params}, "skip_modules": ["lm_head"]}
+
+
+GPTQ = {"bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
+BNB = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["lm_head"]}
 # A new method has its example here: it is then served, inspected and fuzzed.
 EXAMPLES: dict[str, tuple[dict[str, Any], Make]] = {
     "compressed-tensors": (described("pack-quantized", INT4), int4_layer),
@@ -127,5 +138,17 @@ EXAMPLES: dict[str, tuple[dict[str, Any], Make]] = {
     "fbgemm_fp8": ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, float8_layer),
     "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}, nvfp4_layer),
     "mxfp4": ({"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}, mxfp4_layer),
+    "gptq": (GPTQ | {"quant_method": "gptq"}, packed_layers.gptq),
+    "gptq act-order": (
+        GPTQ | {"quant_method": "gptq", "bits": 3, "sym": False, "desc_act": True},
+        partial(packed_layers.gptq, bits=3, symmetric=False, act_order=True),
+    ),
+    "auto-round": (GPTQ | {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}, packed_layers.gptq),
+    "awq": (AWQ | {"version": "gemm"}, packed_layers.awq),
+    "awq gemv": (AWQ | {"version": "gemv"}, partial(packed_layers.awq, version="gemv")),
+    "bitsandbytes": (BNB | {"load_in_4bit": True}, partial(packed_layers.bnb_four_bits, nested=True)),
+    "bitsandbytes int8": (BNB | {"load_in_8bit": True}, packed_layers.bnb_eight_bits),
+    "hqq": (hqq_settings(1), partial(packed_layers.hqq, group=32)),
+    "hqq axis 0": (hqq_settings(0), partial(packed_layers.hqq, group=32, axis=0)),
     "quark": ({"quant_method": "quark", "exclude": ["lm_head"]}, int8_layer),
 }

@@ -15,12 +15,13 @@ from octavo_inference.download.inspect import inspect
 from .conftest import write_hf
 from .quantized_files import EXAMPLES, Tensors, checkpoint
 
-ALIASES = {"modelopt_fp4", "modelopt_mixed"}
+ALIASES = {"intel/auto-round", "modelopt_fp4", "modelopt_mixed"}
 methods = pytest.mark.parametrize("method", EXAMPLES)
 
 
 def test_each_method_has_an_example() -> None:
-    assert set(quantized._METHODS) == {*EXAMPLES, *ALIASES}
+    named = {settings["quant_method"] for settings, _ in EXAMPLES.values()}
+    assert set(quantized._METHODS) == {*named, *ALIASES}
 
 
 @pytest.mark.slow

@@ -16,13 +16,12 @@ from tests.support.tiers import scaled
 
 from octavo_inference.checkpoints.from_hf import ARCHITECTURES
 from octavo_inference.common.errors import ModelError
-from octavo_inference.model_loader import LoadedModel, load_model, load_text
-from octavo_inference.models.weights import dequantize
+from octavo_inference.model_loader import load_model, load_text
 from octavo_inference.tokenizer.assets import load_assets
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
-from .quantized_files import EXAMPLES, Tensors, checkpoint
 
+Tensors = dict[str, np.ndarray]
 FUZZ = settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # Kinds and sizes that a value has no business to have, and a few that it may.
@@ -32,12 +31,6 @@ VALUES = st.sampled_from(
         *([], [1], ["x"], [None], [[1]], {}, {"a": 1}, {"rope_type": "yarn"}, {"rope_type": "llama3", "factor": 0}),
         *({"quant_method": 1}, [{"name": "default"}], [{"name": "default", "template": 3}]),
     ]
-)
-SETTING_VALUES = st.one_of(
-    VALUES,
-    st.sampled_from([2, 4, 8, 16, 32, 48, 64, 128, -128, "4", "int", "float", "group", "channel", "block", "tensor"]),
-    st.sampled_from(["NVFP4", "FP8", "MIXED_PRECISION", "int-quantized", "float-quantized", "mixed-precision", "re:("]),
-    st.sampled_from([["re:.*"], ["Linear"], ["re:("], [128, 128], [1, 10**30], {"format": "dense"}, {"a": {"b": 1}}]),
 )
 CONFIG_KEYS = [
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
@@ -59,21 +52,14 @@ SHARED_GGUF_KEYS = [
 ]
 
 
-def loads_or_is_refused(path: Path) -> str:
-    """The sentence of the refusal, or the path."""
+def loads_or_is_refused(path: Path) -> None:
     said = str(path)
     try:
-        model = load_model(str(path))
-        model.text.assets  # noqa: B018 -- reads them
+        load_model(str(path)).text.assets  # noqa: B018 -- reads them
         load_assets(str(path))
-        if isinstance(model, LoadedModel):
-            with np.errstate(all="ignore"):  # weights may be infinite, as any float
-                for tensor in model.weights.tensors():
-                    dequantize(tensor)
     except ModelError as error:
         said = str(error)
     assert str(path) in said
-    return said
 
 
 @FUZZ
@@ -139,88 +125,6 @@ def test_any_value_in_gguf_metadata(tmp_path: Path, tensors: Tensors, architectu
 
     write_gguf(tmp_path / "m.gguf", tensors, architecture=architecture, extra=replace)
     loads_or_is_refused(tmp_path / "m.gguf")
-
-
-def keys_of(settings: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The way to each value, also to those that are objects."""
-    found: list[tuple[str, ...]] = []
-    for key, value in settings.items():
-        found += [(key,), *((key, *rest) for rest in (keys_of(value) if isinstance(value, dict) else []))]
-    return found
-
-
-QUANTIZED_KEYS = [
-    *(("quantization",), ("quantization_config",), ("sparsity_config",), ("transform_config",), ("quantized_layers",)),
-    *(("weight_block_size",), ("ignored_layers",), ("modules_to_not_convert",), ("group_size",), ("bits",)),
-    *(("config_groups", "group_0", "weights", name) for name in ("block_structure", "actorder", "strategy")),
-]
-
-
-@FUZZ
-@given(data=st.data(), method=st.sampled_from(list(EXAMPLES)))
-def test_any_value_in_the_settings_of_quantized_weights(
-    tmp_path: Path, tensors: Tensors, data: st.DataObject, method: str
-) -> None:
-    settings, make = EXAMPLES[method]
-    settings = json.loads(json.dumps(settings))
-    for _ in range(data.draw(st.integers(1, 2))):
-        *path, last = data.draw(st.sampled_from([*keys_of(settings), *QUANTIZED_KEYS]))
-        place: Any = settings
-        for key in path:
-            place = place.get(key) if isinstance(place, dict) else None
-        if isinstance(place, dict):
-            place[last] = data.draw(SETTING_VALUES)
-    checkpoint(tmp_path / "m", settings, tensors, make)
-    assert "invalid model metadata" not in loads_or_is_refused(tmp_path / "m")
-
-
-DTYPES = st.sampled_from(
-    ["F32", "F16", "BF16", "F8_E4M3", "F8_E8M0", "F8_E5M2", "I64", "I32", "I8", "U8", "BOOL", "F4"]
-)
-
-
-@FUZZ
-@given(data=st.data(), method=st.sampled_from(list(EXAMPLES)))
-def test_any_header_of_quantized_weights(tmp_path: Path, tensors: Tensors, data: st.DataObject, method: str) -> None:
-    checkpoint(tmp_path / "m", EXAMPLES[method][0], tensors, EXAMPLES[method][1])
-
-    def lie(header: dict[str, Any]) -> None:
-        name = data.draw(st.sampled_from([name for name in header if "_proj." in name]))
-        what = data.draw(st.sampled_from(["dtype", "shape", "size", "both", "gone", "moved"]))
-        entry = header[name]
-        if what in {"dtype", "both"}:
-            entry["dtype"] = data.draw(DTYPES)
-        if what == "shape":
-            entry["shape"] = data.draw(
-                st.sampled_from([[], [1, *entry["shape"]], entry["shape"][::-1], [-1], [2**62, 4]])
-            )
-        if what in {"size", "both"}:  # as many bytes, so that only the reader can object
-            start, end = entry["data_offsets"]
-            entry["shape"] = [max(1, (end - start) // data.draw(st.sampled_from([1, 2, 4, 8])))]
-        if what in {"gone", "moved"}:
-            del header[name]
-        if what == "moved":
-            header[data.draw(st.sampled_from([other for other in header if "_proj." in other]))] = entry
-
-    change_header(tmp_path / "m", lie)
-    assert "invalid model metadata" not in loads_or_is_refused(tmp_path / "m")
-
-
-@FUZZ
-@given(data=st.data(), method=st.sampled_from(list(EXAMPLES)))
-def test_any_bytes_of_quantized_weights(tmp_path: Path, tensors: Tensors, data: st.DataObject, method: str) -> None:
-    checkpoint(tmp_path / "m", EXAMPLES[method][0], tensors, EXAMPLES[method][1])
-    path = tmp_path / "m" / "model.safetensors"
-    raw = bytearray(path.read_bytes())
-    length = 8 + int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8:length])
-    start, end = header[data.draw(st.sampled_from([name for name in header if "_proj." in name]))]["data_offsets"]
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = length + data.draw(st.integers(start, end - 1))
-        count = min(data.draw(st.integers(1, 8)), length + end - at)
-        raw[at : at + count] = data.draw(st.sampled_from([b"\xff", b"\x7f", b"\x80", b"\0"])) * count
-    path.write_bytes(raw)
-    assert "invalid model metadata" not in loads_or_is_refused(tmp_path / "m")
 
 
 class Gguf:

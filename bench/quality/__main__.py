@@ -22,7 +22,7 @@ from bench.quality.measure import ROWS, Comparison, Text, speed
 from bench.quality.sources import MATRICES, Variant, variants, with_matrices
 from octavo_inference.backends.cpu.native.library import load
 from octavo_inference.model_loader import LoadedModel, load_model
-from octavo_inference.models.weights import Tensor, Weights, bf16_bits
+from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_bits
 from octavo_inference.tools.quantize.text import BUNDLED, read_text, windows_of
 
 
@@ -59,7 +59,7 @@ def file_bits(variant: Variant, weights: Weights) -> float:
     """Bits of a weight of the layers' matrices in the checkpoint."""
     if variant.bits is not None:
         return variant.bits
-    matrices = [getattr(layer, name) for layer in weights.layers for name in MATRICES]
+    matrices: list[Matrix] = [getattr(layer, name) for layer in weights.layers for name in MATRICES]
     return 8.0 * sum(m.nbytes for m in matrices) / sum(math.prod(m.shape) for m in matrices)
 
 

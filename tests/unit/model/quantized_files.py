@@ -57,7 +57,7 @@ def float4(rng: np.random.Generator, rows: int, columns: int) -> tuple[np.ndarra
 
 def exponents(rng: np.random.Generator, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Powers of two of groups of 32 columns, as stored and one for each column."""
-    bits = rng.integers(110, 130, (rows, columns // 32)).astype(np.uint8)
+    bits = rng.integers(115, 123, (rows, columns // 32)).astype(np.uint8)
     return bits, (2.0 ** (bits.astype(np.int64) - 127)).repeat(32, axis=1)
 
 

@@ -318,6 +318,7 @@ WEIGHTS = "config_groups.group_0.weights"
         (WEIGHTS + ".group_size", 0, "group_size is 0, expected the columns of a group"),
         (WEIGHTS + ".group_size", 48, "groups of 48 columns, which do not divide the 64 columns of model"),
         (WEIGHTS + ".group_size", 64, r"weight_scale has shape \[64, 2\], expected \[64, 1\]"),
+        (WEIGHTS + ".actorder", 1.5, "actorder is 1.5, expected 'group', 'weight' or null"),
         (WEIGHTS + ".actorder", "group", "weight_g_idx is missing"),
         (WEIGHTS, [], r"weights is \[\], expected an object"),
         ("config_groups.group_0.targets", "Linear", "targets is 'Linear', expected a list of names"),

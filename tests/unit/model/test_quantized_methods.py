@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.support.native import require_native
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.checkpoints import quantized
+from octavo_inference.common.errors import ModelError
 from octavo_inference.download.inspect import inspect
+from octavo_inference.model_loader import load_model
 
 from .conftest import write_hf
 from .quantized_files import EXAMPLES, Tensors, checkpoint
@@ -43,6 +46,7 @@ def test_answers_are_those_of_the_floats(tmp_path: Path, tensors: Tensors, metho
         for name in ("q", "f")
     )
     assert found.token_ids == floats.token_ids
+    assert found.cumulative_logprob == pytest.approx(floats.cumulative_logprob, abs=1e-3)
 
 
 @methods
@@ -57,3 +61,15 @@ def test_sizes_come_from_headers(tmp_path: Path, tensors: Tensors, method: str) 
         file.truncate(size)
     assert inspect(str(tmp_path / "m")) == whole
     assert whole.parameters == sum(values.size for values in tensors.values())
+
+
+def test_a_quantized_embedding_is_refused(tmp_path: Path, tensors: Tensors) -> None:
+    settings, make = EXAMPLES["compressed-tensors"]
+    embedding = tensors.pop("model.embed_tokens.weight")
+    packed = make(*embedding.shape)[0]["weight_packed"][1].view(np.float32)
+    checkpoint(tmp_path / "m", settings, tensors | {"model.embed_tokens.weight_packed": packed}, make)
+    said = (
+        r"m: tensor model\.embed_tokens\.weight is missing; the checkpoint has model\.embed_tokens\.weight_packed, and"
+    )
+    with pytest.raises(ModelError, match=said):
+        load_model(str(tmp_path / "m"))

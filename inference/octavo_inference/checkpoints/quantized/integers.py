@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.checkpoints.quantized.bit_packing import fields, fields_of_rows
+from octavo_inference.checkpoints.quantized.bits import unpack_field_rows, unpack_fields
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
 from octavo_inference.checkpoints.quantized.schemes import PACKED, Scheme
 from octavo_inference.checkpoints.quantized.source import Source
@@ -34,7 +34,7 @@ def packed_integers(source: Source, format_: str, module: str, shape: tuple[int,
     zeros = None if scheme.symmetric else _zero_points(source, module, shape, scheme)
 
     def read(start: int, end: int) -> Groups:
-        values = fields(words[start:end], bits, columns)
+        values = unpack_fields(words[start:end], bits, columns)
         if order is not None:
             values = values[:, order]
         if offset:
@@ -73,7 +73,7 @@ def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: Sc
     if scheme.strategy in {"group", "channel"} and scheme.format == PACKED and not (raw and raw.dtype == "I8"):
         groups = columns // scheme.block[1] if scheme.grouped and scheme.block else 1
         words = source.array(name, ("I32",), (-(-rows // (32 // scheme.bits)), groups))
-        return lambda start, end: fields_of_rows(words, scheme.bits, start, end).astype(np.float32)
+        return lambda start, end: unpack_field_rows(words, scheme.bits, start, end).astype(np.float32)
     grid = scale_grid(source, name, rows, columns, scheme.block or shape, ("I8",))
     stored = grid.numbers.data.view(np.int8)
     if source.contents and stored.size and (stored.min() < -half or stored.max() >= half):

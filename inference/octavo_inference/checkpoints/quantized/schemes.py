@@ -20,6 +20,9 @@ DENSE = "dense"
 _MIXED = "mixed-precision"
 _FORMATS = (PACKED, INTEGER, FLOAT, NAIVE, NVFP4, MXFP4, MXFP8, DENSE)
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+# Orders of calibration; only some of them permute the columns that are stored.
+_BY_COLUMN = (True, "group", "dynamic")
+_ORDERS = (None, False, "weight", "static", *_BY_COLUMN)
 # A language model inside of a multimodal one: names of modules and of tensors differ in releases of transformers.
 _PREFIXES = ("model.language_model.", "language_model.model.")
 
@@ -112,8 +115,10 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> Scheme |
         raise ModelError(
             f"{path}: quantization_config.{key} describes {stored} by {strategy}, which {format_} does not hold"
         )
-    ordered = weights.get("actorder") in (True, "group", "dynamic")
-    return Scheme(format_, bits, floats, symmetric, strategy, block, ordered)
+    order = weights.get("actorder")
+    if order not in _ORDERS:
+        raise ModelError(f"{path}: quantization_config.{key}.actorder is {order!r}, expected 'group', 'weight' or null")
+    return Scheme(format_, bits, floats, symmetric, strategy, block, order in _BY_COLUMN)
 
 
 def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rope import Rope
-from octavo_inference.models.weights import LayerWeights, Tensor, dequantize
+from octavo_inference.models.weights import LayerWeights, Matrix, dequantize
 
 Floats = NDArray[np.float32]
 Layer = Mapping[str, Floats]
@@ -82,14 +82,13 @@ def forward(config: ModelConfig, number: int, layer: Layer, hidden: Floats) -> F
     return after_mlp(config, layer, hidden, gate(config, layer, mlp_input(config, layer, hidden)))
 
 
-def logits(config: ModelConfig, final_norm: Floats, head: Tensor, hidden: Floats) -> Floats:
+def logits(config: ModelConfig, final_norm: Floats, head: Matrix, hidden: Floats) -> Floats:
     """Logits of each token, [tokens, vocab]. A part of the head at a time is in float32."""
     x = norm(hidden, final_norm, config.norm_eps)
     scores = np.empty((len(x), head.shape[0]), np.float32)
     for at in range(0, head.shape[0], _HEAD_ROWS):
-        part = head.data[at : at + _HEAD_ROWS]
-        rows = dequantize(Tensor(head.format, (len(part), head.shape[1]), part))
-        scores[:, at : at + len(part)] = x @ rows.T
+        end = min(at + _HEAD_ROWS, head.shape[0])
+        scores[:, at:end] = x @ dequantize(head.rows(at, end)).T
     return _softcap(scores * np.float32(config.logit_scale), config.logit_softcap)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.models.weights import Tensor, bf16_bits, bf16_values, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, bf16_values, dequantize
 
 Floats = NDArray[np.float32]
 
@@ -22,14 +22,13 @@ class Stored:
     data: NDArray[np.generic]
 
 
-def half_tensor(tensor: Tensor) -> Tensor:
+def half_tensor(tensor: Matrix) -> Tensor:
     """A matrix in 16 bits: itself if it has them."""
-    if tensor.format in {"bf16", "f16"}:
+    if isinstance(tensor, Tensor) and tensor.format in {"bf16", "f16"}:
         return tensor
     bits = np.empty(tensor.shape, np.uint16)
     for at in range(0, len(bits), _ROWS):
-        part = tensor.data[at : at + _ROWS]
-        values = dequantize(Tensor(tensor.format, (len(part), *tensor.shape[1:]), part))
+        values = dequantize(tensor.rows(at, min(at + _ROWS, len(bits))))
         bits[at : at + _ROWS] = bf16_bits(np.ascontiguousarray(values))
     return Tensor("bf16", tensor.shape, bits)
 

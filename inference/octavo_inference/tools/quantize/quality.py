@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor
+from octavo_inference.models.weights import Matrix
 from octavo_inference.tools.quantize.decoder import Floats, logits
 
 # Rows of logits that exist at a time.
@@ -20,7 +20,7 @@ class Output:
     """What turns hidden states into logits."""
 
     final_norm: Floats
-    head: Tensor
+    head: Matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,8 +171,7 @@ def test_a_disk_without_room(quantize: Quantize, tmp_path: Path, monkeypatch: py
     assert refused(
         result,
         1,
-        f"{target}: cannot be written: No space left on device; make room and run the same command again, which "
-        "continues",
+        f"{target}: cannot be written: No space left on device; make room and run the same command again",
     )
     assert quantize(target).status == 0
 

@@ -9,7 +9,7 @@ from typing import Any
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.tools.quantize.grid import Grid
 from octavo_inference.tools.quantize.quality import Quality
-from octavo_inference.tools.quantize.recipe import Grids, Recipe, weight_bits
+from octavo_inference.tools.quantize.recipe import Grids, Recipe
 from octavo_inference.tools.quantize.stored import PREFIX, modules
 
 Json = dict[str, Any]
@@ -17,10 +17,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`grids` as they were used; `bytes_`: size of all files of weights, embedding included; `seconds` it took."""
+    """`grids` as they were used. `bits`: mean stored bits per weight of the layers' matrices.
+
+    `bytes_`: size of all files of weights, embedding included. `seconds` it took.
+    """
 
     recipe: Recipe
     grids: Grids
+    bits: float
     quality: Quality
     bytes_: int
     seconds: float
@@ -37,7 +41,7 @@ def report(model: LoadedModel, result: Result) -> Json:
         "method": recipe.method,
         "group_size": recipe.group,
         "zero_points": recipe.zero_points,
-        "matrix_bits": round(weight_bits(model.config, result.grids), 3),
+        "matrix_bits": round(result.bits, 3),
         "model_bits": round(result.bytes_ * 8 / elements, 3),
         "bytes": result.bytes_,
         **{name: round(value, 6) for name, value in asdict(result.quality).items()},

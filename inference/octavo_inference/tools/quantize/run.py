@@ -67,7 +67,7 @@ def quantize(
             run.done, run.seconds = number + 1, clock() - began
             state.save(target, run)
         quality = _measure(model, windows, run)
-        result = Result(recipe, grids, quality, _size(target), clock() - began)
+        result = Result(recipe, grids, weight_bits(config, grids), quality, _size(target), clock() - began)
         write_texts(target, model, {**described, "quantization_config": quantization_config(config, grids)})
         write_index(target, _places(target, config), result.bytes_)
         state.replace_text(target / state.REPORT, json.dumps(report(model, result), indent=1))
@@ -90,13 +90,13 @@ def _start(model: LoadedModel, target: Path, windows: Windows, run: State, *, ca
     write_shard(target / shard_name(1, config.layers + 1), tensors)
     calibration = windows.calibration if calibrates else windows.calibration[:0]
     run.hidden = {
-        "calibration": _embedded(config, embedding, calibration),
-        "before": _embedded(config, weights.embedding, windows.held_out),
-        "after": _embedded(config, embedding, windows.held_out),
+        "calibration": embedded(config, embedding, calibration),
+        "before": embedded(config, weights.embedding, windows.held_out),
+        "after": embedded(config, embedding, windows.held_out),
     }
 
 
-def _embedded(config: ModelConfig, embedding: Tensor, tokens: NDArray[np.int64]) -> Floats:
+def embedded(config: ModelConfig, embedding: Tensor, tokens: NDArray[np.int64]) -> Floats:
     """The hidden states before the first layer, [windows, tokens, hidden]."""
     rows = embedding.data[tokens.reshape(-1)]
     values = dequantize(Tensor(embedding.format, (len(rows), config.hidden), rows))
@@ -107,7 +107,7 @@ def _layer(model: LoadedModel, target: Path, recipe: Recipe, grids: dict[str, Gr
     """Quantize the next layer and write its shard. Moves the hidden states to after it."""
     config, number = model.config, run.done
     values = layer_values(model.weights.layers[number])
-    _require_finite(model, number, values)
+    require_finite(model, number, values)
     layer, run.hidden["calibration"] = quantize_layer(
         config,
         number,
@@ -122,7 +122,8 @@ def _layer(model: LoadedModel, target: Path, recipe: Recipe, grids: dict[str, Gr
         run.hidden[name] = np.stack([decoder.forward(config, number, its, window) for window in run.hidden[name]])
 
 
-def _require_finite(model: LoadedModel, number: int, values: decoder.Layer) -> None:
+def require_finite(model: LoadedModel, number: int, values: decoder.Layer) -> None:
+    """Raises `ModelError` for a layer with NaN or infinity."""
     for name, array in values.items():
         if not np.isfinite(array).all():
             raise ModelError(
@@ -134,7 +135,7 @@ def _sensitive(
     model: LoadedModel, recipe: Recipe, grids: Grids, windows: Windows, out: TextIO
 ) -> list[tuple[int, str]]:
     tokens = windows.calibration[0, :_SENSITIVITY_TOKENS]
-    hidden = _embedded(model.config, model.weights.embedding, tokens)
+    hidden = embedded(model.config, model.weights.embedding, tokens)
     found: dict[tuple[int, str], float] = {}
     steps = divergences(model.config, model.weights, grids, tokens, hidden, found)
     for _ in progress(steps, "sensitivity", model.config.layers, out):

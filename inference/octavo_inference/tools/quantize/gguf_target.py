@@ -16,7 +16,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.models.weights import dequantize
 from octavo_inference.tools.quantize import decoder
-from octavo_inference.tools.quantize.decoder import Floats, layer_values
+from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.layer import Method
 from octavo_inference.tools.quantize.progress import progress
 from octavo_inference.tools.quantize.quality import Output, compare
@@ -89,6 +89,7 @@ def quantize_gguf(
         rounded = {**values, **{name: _rounded(values[name], kind) for name in matrices}}
         for name, layer in (("before", values), ("after", rounded)):
             states[name] = np.stack([decoder.forward(config, number, layer, window) for window in states[name]])
+        release_layer(weights.layers[number])
     unfinished = target.with_name(target.name + ".part")
     _write(model.text.path, unfinished, kind)
     unfinished.replace(target)

@@ -19,7 +19,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, dequantize
 from octavo_inference.tools.quantize import decoder, state
 from octavo_inference.tools.quantize.declared import quantization_config
-from octavo_inference.tools.quantize.decoder import Floats, layer_values
+from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.folder import shard_name, source_config, write_index, write_texts
 from octavo_inference.tools.quantize.grid import Grid
 from octavo_inference.tools.quantize.half import half_tensor, store_tensor
@@ -120,6 +120,7 @@ def _layer(model: LoadedModel, target: Path, recipe: Recipe, grids: dict[str, Gr
     write_shard(target / shard_name(number + 2, config.layers + 1), layer_tensors(config, number, layer))
     for name, its in (("before", values), ("after", layer.values)):
         run.hidden[name] = np.stack([decoder.forward(config, number, its, window) for window in run.hidden[name]])
+    release_layer(model.weights.layers[number])
 
 
 def require_finite(model: LoadedModel, number: int, values: decoder.Layer) -> None:

@@ -97,9 +97,9 @@ def _q2_0(blocks: Bytes) -> Parts:
 
 @cache
 def _half_e8m0() -> NDArray[np.float32]:
-    """Half of 2^(byte - 127) for each byte; 255 is NaN."""
+    """Half of 2^(byte - 127) for each byte; NaN for 255, and for those whose weights can be infinite."""
     powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-    powers[255] = np.nan
+    powers[253:] = np.nan
     return powers
 
 

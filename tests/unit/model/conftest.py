@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import LayerWeights
+
 HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 64, 2, 1, 32, 96, 40
 
 
@@ -160,6 +163,13 @@ def write_quantized(folder: Path, described: dict[str, Any], typed: dict[str, Ty
 def linear_modules(tensors: dict[str, np.ndarray]) -> list[str]:
     """The linear layers of a decoder layer, as `model.layers.0.mlp.up_proj`."""
     return [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+
+
+def loaded_layer(folder: Path) -> LayerWeights:
+    """The first layer's weights."""
+    model = load_model(str(folder))
+    assert isinstance(model, LoadedModel)
+    return model.weights.layers[0]
 
 
 @pytest.fixture

@@ -152,7 +152,10 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
             "short_factor has 1 entries, expected 16 positive numbers",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope scaling llama3 is incomplete: 'factor'"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"its weights are quantised \(awq\)"),
+        (
+            {"quantization_config": {"quant_method": "eetq"}},
+            r"quantized weights \(eetq\), .*quant_method 'eetq' is not supported; supported are auto-round, ",
+        ),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1, expected a number"),
         (
             {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "layer_types": ["chunked_attention"]},

@@ -214,3 +214,17 @@ def test_types_without_weights_are_harmless_beside_them(tmp_path: Path, tensors:
     )
     with pytest.raises(ModelError, match=r"tensor output.weight has the type [IF]\d+, which holds no weights"):
         load_model(str(path))
+
+
+def test_the_guide_lists_every_type() -> None:
+    text = (Path(__file__).parents[3] / "docs/guides/models.md").read_text()
+    rows = text.partition("| GGUF formats |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed: dict[str, str] = {}
+    for row in rows:
+        names, _, groups = (cell.strip().split(", ") for cell in row.strip("|").split("|"))
+        listed |= dict(zip(names, groups * (len(names) // len(groups)), strict=True))
+    without_weights = {"F64", "I8", "I16", "I32", "I64"}
+    assert listed.keys() == {name for name, _, _ in TYPES.values()} - without_weights
+    assert {name: listed[name] for name in GROUPED} == {
+        name: str(format_.grouping.group) for name, format_ in GROUPED.items()
+    }

@@ -48,7 +48,8 @@ GGUF_KEYS = [
 SHARED_GGUF_KEYS = [
     *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"),
     *("tokenizer.ggml.token_type", "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.chat_template"),
-    *("general.architecture", "general.alignment", "general.name", "split.count"),
+    *("general.architecture", "general.alignment", "general.name", "general.type"),
+    *("split.count", "split.no", "split.tensors.count"),
 ]
 
 

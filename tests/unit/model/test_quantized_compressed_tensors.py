@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from octavo_inference.checkpoints.quantized.schemes import read_schemes
 from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Tensor, dequantize
 
-from .conftest import Typed, loaded_layer
+from .conftest import Typed, loaded_layer, write_quantized
 from .quantized_files import (
     DOWN,
     INT4,
@@ -56,7 +58,7 @@ def args(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("strategy", ["channel", "group"])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_packed_integers(tmp_path: Path, tensors: Tensors, bits: int, strategy: str, symmetric: bool) -> None:
     rng = np.random.default_rng(bits)
 
@@ -284,6 +286,43 @@ def test_each_group_has_its_format(tmp_path: Path, tensors: Tensors) -> None:
     for matrix, module in ((layer.down, DOWN), (layer.q, Q)):
         assert isinstance(matrix, GroupedMatrix)
         np.testing.assert_array_equal(dequantize(matrix), expected[module].astype(np.float32))
+
+
+def test_the_output_layer_may_be_quantized(tmp_path: Path, tensors: Tensors) -> None:
+    parts, expected = int4_layer(*tensors["model.embed_tokens.weight"].shape)
+    typed: dict[str, Typed] = {name: ("F32", values) for name, values in tensors.items()}
+    typed |= {f"lm_head.{name}": part for name, part in parts.items()}
+    folder = write_quantized(tmp_path / "m", described("pack-quantized", INT4, ignore=["re:model.*"]), typed)
+    model = load_model(str(folder))
+    assert isinstance(model, LoadedModel)
+    np.testing.assert_array_equal(dequantize(model.weights.lm_head), expected.astype(np.float32))
+
+
+@pytest.mark.parametrize("named", ["model.language_model.layers.0.", "language_model.model.layers.0."])
+def test_names_inside_of_multimodal_models_have_two_forms(named: str) -> None:
+    """Releases of transformers differ in them, between the tensors and the settings of one checkpoint."""
+    group = {"targets": [f"re:{named}.*proj"], "weights": INT4}
+    schemes = read_schemes(Path("config.json"), {"format": "pack-quantized", "config_groups": {"a": group}})
+    for prefix in ("model.language_model.", "language_model.model."):
+        assert schemes.of(prefix + "layers.0.mlp.up_proj") is not None
+    assert schemes.of("model.vision_tower.layers.0.mlp.up_proj") is None
+
+
+def test_the_most_specific_target_is_used() -> None:
+    def group(target: str, bits: int) -> dict[str, Any]:
+        return {"targets": [target], "weights": INT4 | {"num_bits": bits}}
+
+    groups = {"a": group("Linear", 2), "b": group("re:.*up_proj", 3), "c": group(UP, 4)}
+    schemes = read_schemes(Path("config.json"), {"format": "pack-quantized", "config_groups": groups})
+    found = [schemes.of(module) for module in (DOWN, UP.replace(".0.", ".1."), UP)]
+    assert [scheme.bits for scheme in found if scheme is not None] == [2, 3, 4]
+
+
+def test_settings_may_be_nested(tmp_path: Path, tensors: Tensors) -> None:
+    settings = described("pack-quantized", INT4)
+    nested = {"quant_method": settings["quant_method"], "quantization_config": settings, "sparsity_config": {}}
+    expected = checkpoint(tmp_path / "m", nested, tensors, int4_layer)
+    np.testing.assert_array_equal(dequantize(loaded_layer(tmp_path / "m").up), expected[UP].astype(np.float32))
 
 
 def change(key: str, value: Any) -> Callable[[dict[str, Any]], None]:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from octavo_inference.common.errors import ModelError
+from octavo_inference.model_loader import load_model
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Tensor, dequantize
 
-from .conftest import Typed, loaded_layer
+from .conftest import Typed, loaded_layer, write_hf
 from .quantized_files import DOWN, UP, Layer, Make, Tensors, checkpoint, exponents, float8, float8_layer, nvfp4_layer
 
 
@@ -79,6 +80,15 @@ def test_a_file_of_its_own_describes_the_quantization(tmp_path: Path, tensors: T
         ModelError, match=r"hf_quant_config.json: quant_algo 'W4A16_AWQ' is not supported; supported ar"
     ):
         loaded_layer(tmp_path / "m")
+
+
+def test_other_models_with_that_file_are_refused(tmp_path: Path, tensors: Tensors) -> None:
+    folder = write_hf(tmp_path / "m", tensors, architectures=["OwnForCausalLM"])
+    (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    with pytest.raises(
+        ModelError, match=r"OwnForCausalLM cannot be served: only native .* quantized weights \(modelopt\)"
+    ):
+        load_model(str(folder))
 
 
 def test_a_mixture_has_an_algorithm_for_each_layer(tmp_path: Path, tensors: Tensors) -> None:

@@ -14,10 +14,11 @@ from octavo_inference.tokenizer.vocabulary import HINT, SPACE, UNKNOWN, Vocabula
 def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for merges that do not fit the vocabulary."""
     marked = rule.alphabet == "marked"
+    merges = _merges(vocabulary)
     try:
         model = models.BPE(
             vocab={token: index for index, token in enumerate(vocabulary.tokens)},
-            merges=_merges(vocabulary),
+            merges=merges,
             ignore_merges=rule.whole,
             unk_token=None if rule.alphabet == "bytes" else _unknown(vocabulary),
             fuse_unk=marked,
@@ -38,7 +39,7 @@ def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
         if rule.composed:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.pre_tokenizer = _pre_tokenizer(rule)
+    tokenizer.pre_tokenizer = splitter(rule)
     add_tokens(tokenizer, vocabulary)
     return tokenizer
 
@@ -62,7 +63,8 @@ def _unknown(vocabulary: Vocabulary) -> str | None:
     return next(iter(vocabulary.of_type(UNKNOWN)), None) if index is None else vocabulary.tokens[index]
 
 
-def _pre_tokenizer(rule: Rule) -> pre_tokenizers.PreTokenizer:
+def splitter(rule: Rule) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text into pieces by a rule, and writes them in the characters of its vocabulary."""
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits
     ]

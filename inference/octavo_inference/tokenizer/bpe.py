@@ -7,11 +7,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from octavo_inference.checkpoints.gguf_header import Strings
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.added_tokens import add_tokens
-from octavo_inference.tokenizer.splitting import Rule
-from octavo_inference.tokenizer.vocabulary import HINT, SPACE, UNKNOWN, Vocabulary
+from octavo_inference.tokenizer.splitting import SplittingRule
+from octavo_inference.tokenizer.vocabulary import HINT, SPACE, UNKNOWN, GgufVocabulary
 
 
-def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
+def bpe_tokenizer(vocabulary: GgufVocabulary, rule: SplittingRule) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for merges that do not fit the vocabulary."""
     marked = rule.alphabet == "marked"
     merges = _merges(vocabulary)
@@ -44,7 +44,7 @@ def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
     return tokenizer
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     merges = vocabulary.metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, Strings):
         raise ModelError(f"{vocabulary.path}: tokenizer.ggml.merges is missing; {HINT}")
@@ -58,12 +58,12 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return pairs
 
 
-def _unknown(vocabulary: Vocabulary) -> str | None:
+def _unknown(vocabulary: GgufVocabulary) -> str | None:
     index = vocabulary.named("unknown")
     return next(iter(vocabulary.of_type(UNKNOWN)), None) if index is None else vocabulary.tokens[index]
 
 
-def splitter(rule: Rule) -> pre_tokenizers.PreTokenizer:
+def splitter(rule: SplittingRule) -> pre_tokenizers.PreTokenizer:
     """Cuts a text into pieces by a rule, and writes them in the characters of its vocabulary."""
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, processors
 
-from octavo_inference.tokenizer.splitting import Rule
-from octavo_inference.tokenizer.vocabulary import Vocabulary
+from octavo_inference.tokenizer.splitting import SplittingRule
+from octavo_inference.tokenizer.vocabulary import GgufVocabulary
 
 _PROBE = "a"
 
@@ -17,7 +17,7 @@ def surrounding(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return found.ids[: text[0]], found.ids[text[-1] + 1 :]
 
 
-def framing(vocabulary: Vocabulary, rule: Rule | None) -> processors.PostProcessor | None:
+def framing(vocabulary: GgufVocabulary, rule: SplittingRule | None) -> processors.PostProcessor | None:
     """What adds the tokens that a GGUF file asks for, by its kind and flags; None for a file that asks for none.
 
     Defaults of tokens and flags are llama.cpp's. A token that the file does not name is not added. `rule` is that of a

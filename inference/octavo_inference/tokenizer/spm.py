@@ -12,13 +12,13 @@ from tokenizers import Tokenizer, decoders, models, normalizers
 
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.added_tokens import add_tokens
-from octavo_inference.tokenizer.vocabulary import BYTE, CONTROL, SPACE, UNKNOWN, Vocabulary
+from octavo_inference.tokenizer.vocabulary import BYTE, CONTROL, SPACE, UNKNOWN, GgufVocabulary
 
 _GEMMA = frozenset({"gemma", "gemma2", "gemma3"})
 _LONGEST_PIECE = 1024
 
 
-def sentencepiece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
+def sentencepiece_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for an inconsistent vocabulary."""
     tokens, types = vocabulary.tokens, vocabulary.types
     scores = vocabulary.scores()

@@ -14,7 +14,7 @@ import pytest
 from tokenizers import pre_tokenizers
 
 from octavo_inference.tokenizer.bpe import splitter
-from octavo_inference.tokenizer.splitting import RULES, Rule
+from octavo_inference.tokenizer.splitting import RULES, SplittingRule
 
 MADE = json.loads((Path(__file__).parent / "splits.json").read_text(encoding="utf-8"))
 BYTES = {name: rule for name, rule in RULES.items() if rule.alphabet == "bytes"}
@@ -22,7 +22,7 @@ BYTES = {name: rule for name, rule in RULES.items() if rule.alphabet == "bytes"}
 DISTINCT = {rule.splits: name for name, rule in RULES.items()}.values()
 
 
-def pieces(rule: Rule, text: str) -> list[str]:
+def pieces(rule: SplittingRule, text: str) -> list[str]:
     """The pieces of `text`, in its own characters."""
     return [text[start:end] for _, (start, end) in splitter(rule).pre_tokenize_str(text)]
 

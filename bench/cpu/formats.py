@@ -32,7 +32,7 @@ from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_dequant import BlockFormat
-from octavo_inference.models.weights import Tensor, bf16_bits, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
 
 Name = Literal["bf16"] | BlockFormat
 FORMATS: tuple[Name, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
@@ -122,7 +122,7 @@ def divergence(model: LoadedModel, name: Name, scale: int) -> float | None:
         return None
     rng = np.random.default_rng(0)
 
-    def convert(tensor: Tensor) -> Tensor:
+    def convert(tensor: Matrix) -> Tensor:
         return stored(name, dequantize(tensor), rng)
 
     matrices = ("q", "k", "v", "o", "gate", "up", "down")

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_bits, dequantize
 
 NAMES = {
     "input_norm": "input_layernorm",
@@ -68,7 +68,7 @@ def write(folder: Path, config: ModelConfig, weights: Weights, tokenizer: Tokeni
     return folder
 
 
-def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]:
+def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Matrix]]:
     """All tensors by their names in a checkpoint."""
     yield "model.embed_tokens.weight", weights.embedding
     for number, layer in enumerate(weights.layers):
@@ -81,13 +81,13 @@ def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Tensor]]
         yield "lm_head.weight", weights.lm_head
 
 
-def _stored(tensor: Tensor) -> tuple[str, int]:
+def _stored(tensor: Matrix) -> tuple[str, int]:
     """How a tensor is stored: the type in safetensors and its bytes per element."""
     return ("F32", 4) if tensor.format == "f32" else ("BF16", 2)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    if tensor.format in {"f32", "bf16"}:
+def _plain(tensor: Matrix) -> Tensor:
+    if isinstance(tensor, Tensor) and tensor.format in {"f32", "bf16"}:
         return tensor
     return Tensor("bf16", tensor.shape, bf16_bits(np.array(dequantize(tensor), np.float32)))
 
@@ -117,7 +117,7 @@ def described(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
+def _safetensors(path: Path, tensors: list[tuple[str, Matrix]]) -> None:
     """Write header and tensors one after the other, in pieces: a quantized model may be larger than memory in bf16."""
     header, at = {}, 0
     for name, tensor in tensors:
@@ -130,8 +130,8 @@ def _safetensors(path: Path, tensors: list[tuple[str, Tensor]]) -> None:
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            step = max(1, _PIECE // max(1, tensor.data[:1].nbytes))
-            for first in range(0, len(tensor.data), step):
-                data = tensor.data[first : first + step]
-                piece = _plain(Tensor(tensor.format, (len(data), *tensor.shape[1:]), data))
+            rows = tensor.shape[0]
+            step = max(1, _PIECE * rows // max(1, tensor.nbytes))
+            for first in range(0, rows, step):
+                piece = _plain(tensor.rows(first, min(first + step, rows)))
                 np.ascontiguousarray(piece.data).tofile(file)

@@ -24,7 +24,7 @@ from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTok
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import joined, sample, score
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize
 
 TILE = 8
 DEFAULT_BLOCK_SIZE = 16
@@ -258,7 +258,7 @@ def _index(values: Int32) -> Torch:
     return torch.from_numpy(values.astype(np.int64))
 
 
-def _stack(*tensors: Tensor) -> Torch:
+def _stack(*tensors: Matrix) -> Torch:
     return torch.cat([_torch(tensor) for tensor in tensors])
 
 
@@ -267,6 +267,6 @@ def _given(*tensors: Tensor | None) -> Torch | None:
     return _stack(*given) if given else None
 
 
-def _torch(tensor: Tensor) -> Torch:
+def _torch(tensor: Matrix) -> Torch:
     # Copy: the loader's arrays are read-only views of a file.
     return torch.from_numpy(dequantize(tensor).copy())

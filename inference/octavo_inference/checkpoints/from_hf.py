@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.hf_rope import read_rope
 from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.quantized import QuantizedReader, quantized_reader
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import Activation, ModelConfig
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_values
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_values
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
@@ -82,6 +83,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     family = ARCHITECTURES[name]
     gemma = family in _GEMMA
     _refuse_features(path, data)
+    quantized_reader(folder, checkpoint, contents=False)  # refuses unknown methods
     heads, hidden = int(number("num_attention_heads")), int(number("hidden_size"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{path}: {heads} heads of a hidden size of {hidden}")
@@ -107,7 +109,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         max_positions=int(number("max_position_embeddings")),
         rope_theta=rope.theta,
         norm_eps=number("rms_norm_eps", 1e-6),
-        tied_embeddings="lm_head.weight" not in checkpoint.tensors,
+        tied_embeddings=not any(name.startswith("lm_head.") for name in checkpoint.tensors),
         eos_token_ids=eos_token_ids(folder, data),
         bos_token_id=bos if isinstance(bos, int) else None,
         rope_scaling=rope.scaling,
@@ -131,14 +133,21 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     )
 
 
-def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig) -> Weights:
-    """Canonical weights: all matrices are views of the files."""
+def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *, contents: bool = True) -> Weights:
+    """Canonical weights: all matrices are views of the files.
+
+    Raises `ModelError` for tensors that do not fit config.json. Without `contents` only headers are known, not what the
+    files hold: weights then have their formats and sizes, and cannot be read.
+    """
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    fused = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate, config.intermediate)}
+    quantized = quantized_reader(folder, checkpoint, contents=contents, fused=fused)
     # Gemma stores the difference from 1.
-    tensors = _Tensors(folder, checkpoint, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
+    tensors = _Tensors(folder, checkpoint, quantized, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
     prefix, hidden = language_prefix(checkpoint), config.hidden
     layers = tuple(_layer(tensors, config, f"{prefix}layers.{layer}.") for layer in range(config.layers))
-    embedding = tensors.matrix(prefix + "embed_tokens.weight", config.vocab, hidden)
-    head = embedding if config.tied_embeddings else tensors.matrix("lm_head.weight", config.vocab, hidden)
+    embedding = tensors.table(prefix + "embed_tokens.weight", config.vocab, hidden)
+    head: Matrix = embedding if config.tied_embeddings else tensors.matrix("lm_head.weight", config.vocab, hidden)
     return Weights(embedding, layers, tensors.norm(prefix + "norm.weight", hidden), head)
 
 
@@ -148,6 +157,7 @@ class _Tensors:
 
     folder: Path
     checkpoint: Checkpoint
+    quantized: QuantizedReader | None
     norm_offset: float
 
     def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
@@ -160,7 +170,13 @@ class _Tensors:
             raise ModelError(f"{self.folder}: tensor {name} has dtype {raw.dtype}, supported are F32, BF16 and F16")
         return raw
 
-    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """The weights of a linear layer, which may be quantized."""
+        found = None if self.quantized is None else self.quantized(name.removesuffix(".weight"), rows, columns)
+        return found or self.table(name, rows, columns)
+
+    def table(self, name: str, rows: int, columns: int) -> Tensor:
+        """A matrix of floats."""
         raw = self.take(name, (rows, columns))
         if raw.dtype == "F16":
             return Tensor("f16", raw.shape, raw.data.view(np.float16).reshape(raw.shape))
@@ -243,12 +259,6 @@ def language_prefix(checkpoint: Checkpoint) -> str:
 
 
 def _refuse_features(path: Path, data: dict[str, Any]) -> None:
-    if data.get("quantization_config"):
-        given = data["quantization_config"]
-        method = given.get("quant_method") if isinstance(given, dict) else given
-        raise UnsupportedModelError(
-            f"{path}: quantisation {method!r} is not supported; use bf16, f16 or f32 weights or a GGUF file"
-        )
     if data.get("use_bidirectional_attention"):
         raise UnsupportedModelError(f"{path}: use_bidirectional_attention is not supported")
 

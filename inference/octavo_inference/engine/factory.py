@@ -15,7 +15,6 @@ from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.common.errors import DeviceError, SettingsError
-from octavo_inference.common.memory_advice import release
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
 from octavo_inference.core.backend import Backend
@@ -208,7 +207,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     for tensor in model.weights.tensors():
-        release(tensor.data)  # pages of the file that loading has read: the plan counts them as weights
+        tensor.release()  # pages of the file that loading has read: the plan counts them as weights
     process = resident_memory(os.getpid())
     if name == "reference":  # allocates as it runs: nothing to plan
         return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import TypeVar
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights
+from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, column_step
 
 # Tensor parallel sizes that an error message can suggest.
 _OFFERED = range(1, 9)
 # A rank's share of the logits begins at a multiple of 16 tokens: kernels then find each row of it aligned.
 _VOCAB_STEP = 16
 _FIELD = "tensor_parallel_size"
+M = TypeVar("M", Tensor, Matrix)
 
 
 def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tuple[ModelConfig, Weights]:
@@ -45,7 +48,7 @@ def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tup
     return part, replace(
         weights,
         layers=tuple(_layer(layer, rank, size, replicas) for layer in weights.layers),
-        lm_head=_rows(head, rank * step, min((rank + 1) * step, head.shape[0])),
+        lm_head=head.rows(rank * step, min((rank + 1) * step, head.shape[0])),
     )
 
 
@@ -75,26 +78,26 @@ def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
     return next(filter(None, (_block_refusal(m, size) for m in _summed(weights.layers))), None)
 
 
-def _summed(layers: Iterable[LayerWeights]) -> Iterable[Tensor]:
+def _summed(layers: Iterable[LayerWeights]) -> Iterable[Matrix]:
     return (matrix for layer in layers for matrix in (layer.o, layer.down))
 
 
-def _block_refusal(matrix: Tensor, size: int) -> str | None:
+def _block_refusal(matrix: Matrix, size: int) -> str | None:
     """Check that no block of a quantised weight, which shares a scale along the columns, is split between ranks."""
-    if matrix.format in ("f32", "bf16", "f16"):
-        return None
-    block, columns = 256 if matrix.format.endswith("_k") else 32, matrix.shape[1]
+    if isinstance(matrix, GroupedMatrix) and matrix.order is not None:
+        return f"the columns of its {matrix.format} weights are sorted by group (act-order), which mixes those of ranks"
+    block, columns = column_step(matrix), matrix.shape[1]
     if columns // size % block == 0:
         return None
     return f"{columns} columns in {matrix.format} blocks of {block} cannot be cut into {size} runs of whole blocks"
 
 
 def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWeights:
-    def rows(tensor: Tensor) -> Tensor:
-        return _part(tensor, rank, size)
+    def rows(matrix: M) -> M:
+        return _part(matrix, rank, size)
 
-    def shared(tensor: Tensor) -> Tensor:
-        return _part(tensor, rank // replicas, size // replicas)
+    def shared(matrix: M) -> M:
+        return _part(matrix, rank // replicas, size // replicas)
 
     def bias(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else rows(tensor)
@@ -122,17 +125,11 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
     )
 
 
-def _part(tensor: Tensor, rank: int, size: int) -> Tensor:
-    count = tensor.shape[0] // size
-    return _rows(tensor, rank * count, (rank + 1) * count)
+def _part(matrix: M, rank: int, size: int) -> M:
+    count = matrix.shape[0] // size
+    return matrix.rows(rank * count, (rank + 1) * count)
 
 
-def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
-    return Tensor(tensor.format, (end - start, *tensor.shape[1:]), tensor.data[start:end])
-
-
-def _columns(tensor: Tensor, rank: int, size: int) -> Tensor:
-    # Of floats one entry of `data` a column, of blocks as many bytes as they take: both in equal parts.
-    rows, columns = tensor.shape
-    width = tensor.data.shape[1] // size
-    return Tensor(tensor.format, (rows, columns // size), tensor.data[:, rank * width : (rank + 1) * width])
+def _columns(matrix: Matrix, rank: int, size: int) -> Matrix:
+    count = matrix.shape[1] // size
+    return matrix.columns(rank * count, (rank + 1) * count)

@@ -9,8 +9,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
+from octavo_inference.models.groups import GroupedMatrix
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 
@@ -26,13 +28,34 @@ class Tensor:
     shape: tuple[int, ...]
     data: NDArray[np.generic]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored elements."""
+        return self.data.nbytes
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """Some rows; a view."""
+        return Tensor(self.format, (end - start, *self.shape[1:]), self.data[start:end])
+
+    def columns(self, start: int, end: int) -> Tensor:
+        """Some columns, of whole blocks (`column_step`); a view."""
+        # Of floats one entry of `data` is a column; a row of blocks has the same number of bytes for each block.
+        width, columns = self.data.shape[1], self.shape[1]
+        data = self.data[:, start * width // columns : end * width // columns]
+        return Tensor(self.format, (self.shape[0], end - start), data)
+
     def split(self, *sizes: int) -> list[Tensor]:
         """Split into matrices of `sizes` rows; views."""
         ends = np.cumsum(sizes).tolist()
-        return [
-            Tensor(self.format, (size, *self.shape[1:]), self.data[end - size : end])
-            for size, end in zip(sizes, ends, strict=True)
-        ]
+        return [self.rows(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+    def release(self) -> None:
+        """Give pages of a mapped file that were read back to the system."""
+        release(self.data)
+
+
+Matrix = Tensor | GroupedMatrix
+"""A weight of a linear layer: as stored, or in a published format that is read in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +68,14 @@ class LayerWeights:
     """
 
     input_norm: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
+    q: Matrix
+    k: Matrix
+    v: Matrix
+    o: Matrix
     post_norm: Tensor
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
@@ -73,9 +96,9 @@ class Weights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
-    lm_head: Tensor
+    lm_head: Matrix
 
-    def tensors(self) -> Iterator[Tensor]:
+    def tensors(self) -> Iterator[Matrix]:
         """All tensors, those of the layers first."""
         for layer in self.layers:
             found = (getattr(layer, field.name) for field in fields(layer))
@@ -126,8 +149,19 @@ def exact_half(tensor: Tensor) -> Tensor:
     return Tensor("f32", tensor.shape, wide)
 
 
-def dequantize(tensor: Tensor) -> NDArray[np.float32]:
+def column_step(matrix: Matrix) -> int:
+    """The number of columns that share a scale: a matrix can be divided only between them. 1 for floats."""
+    if isinstance(matrix, GroupedMatrix):
+        return matrix.grouping.group
+    if matrix.format in {"f32", "bf16", "f16"}:
+        return 1
+    return 256 if matrix.format.endswith("_k") else 32
+
+
+def dequantize(tensor: Matrix) -> NDArray[np.float32]:
     """The tensor in float32, in its shape. Block formats as in ggml-quants.c: blocks along the columns."""
+    if isinstance(tensor, GroupedMatrix):
+        return tensor.dequantize()
     if tensor.format == "f32":
         return tensor.data.astype(np.float32, copy=False).reshape(tensor.shape)
     if tensor.format == "f16":

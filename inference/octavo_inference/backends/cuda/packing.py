@@ -22,8 +22,9 @@ from typing import Any, Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.models.ggml_dequant import BlockFormat, Blocks, split_blocks
-from octavo_inference.models.weights import Format, Tensor, bf16_bits, dequantize
+from octavo_inference.models.ggml_dequant import BlockFormat, Blocks, Bytes, Floats, split_blocks
+from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.weights import Format, Matrix, Tensor, bf16_bits, dequantize
 
 Dense = Literal["f32", "bf16"]
 Form = Literal["f32", "bf16", "int4", "int8", "fp8"]
@@ -61,10 +62,20 @@ LAYOUTS: dict[Format, Layout] = {
 }
 
 
-def layout_of(tensor: Tensor, dense: Dense, quantization: Quantization) -> Layout:
+def layout_of(tensor: Matrix, dense: Dense, quantization: Quantization) -> Layout:
     """The layout of a tensor: `dense` or fp8 for floats; quantized tensors keep theirs, except with "dense"."""
+    if isinstance(tensor, GroupedMatrix):
+        return (None if quantization == "dense" else _grouped(tensor)) or Layout(dense)
     kept = None if quantization == "dense" else LAYOUTS.get(tensor.format)
     return kept or Layout("fp8" if quantization == "fp8" else dense)
+
+
+def _grouped(matrix: GroupedMatrix) -> Layout | None:
+    """The layout of a published format, None for one that becomes floats."""
+    grouping = matrix.grouping
+    if matrix.order is not None or grouping.kind not in {"int4", "int8"} or grouping.group not in {16, 32}:
+        return None
+    return Layout("int4" if grouping.kind == "int4" else "int8", grouping.group, grouping.minimum)
 
 
 def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneType, tuple[int, ...]]]:
@@ -80,14 +91,17 @@ def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneT
     return planes
 
 
-def pack(tensor: Tensor, layout: Layout) -> Planes:
+def pack(tensor: Matrix, layout: Layout) -> Planes:
     """Pack a matrix into the planes of a `layout_of` layout except fp8; bfloat16 as bits. Unchanged ones are views."""
-    if tensor.format == layout.form:
+    if isinstance(tensor, Tensor) and tensor.format == layout.form:
         return {"values": tensor.data}
     if layout.form == "f32":
         return {"values": dequantize(tensor)}
     if layout.form == "bf16":
         return {"values": bf16_bits(np.ascontiguousarray(dequantize(tensor)))}
+    if isinstance(tensor, GroupedMatrix):
+        groups = tensor.read(0, tensor.shape[0])
+        return _planes(groups.values, groups.scale, groups.minimum, layout)
     return _integers(split_blocks(cast("BlockFormat", tensor.format), tensor.data), layout, *tensor.shape)
 
 
@@ -95,12 +109,18 @@ def _integers(blocks: Blocks, layout: Layout, rows: int, cols: int) -> Planes:
     values = blocks.values.reshape(rows, cols)
     if layout.zero != blocks.zero:
         values = values + np.uint8(layout.zero - blocks.zero)
+    minimum = None if blocks.minimum is None else blocks.minimum.reshape(rows, -1)
+    return _planes(values, blocks.scale.reshape(rows, -1), minimum, layout)
+
+
+def _planes(values: Bytes, scale: Floats, minimum: Floats | None, layout: Layout) -> Planes:
+    """The planes of values [rows, cols], one in each byte, with the scales of their groups."""
     planes: Planes = {
         "values": _two_a_byte(values, layout.group) if layout.form == "int4" else values,
-        "scales": blocks.scale.reshape(rows, -1).astype(np.float16),
+        "scales": scale.astype(np.float16),
     }
-    if blocks.minimum is not None:
-        planes["minimums"] = blocks.minimum.reshape(rows, -1).astype(np.float16)
+    if minimum is not None:
+        planes["minimums"] = minimum.astype(np.float16)
     return planes
 
 

@@ -27,9 +27,8 @@ from octavo_inference.backends.cuda.packing import (
 )
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, dequantize
 
 Progress = Callable[[int, int], None]
 
@@ -81,7 +80,7 @@ class _Part:
     """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None."""
 
     layout: Layout
-    sources: tuple[Tensor, ...]
+    sources: tuple[Matrix, ...]
     biases: tuple[Tensor | None, ...]
 
     @property
@@ -197,7 +196,7 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
         raise SettingsError(f"dtype is {dtype}; the CUDA backend supports auto, bfloat16 and float32", "dtype")
     dense, layers = _DENSE[dtype], weights.layers[: config.layers]
 
-    def alone(tensor: Tensor) -> _Part:
+    def alone(tensor: Matrix) -> _Part:
         return _Part(layout_of(tensor, dense, "auto" if quantization == "fp8" else quantization), (tensor,), (None,))
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[_Part, ...]]:
@@ -221,7 +220,7 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
 
 
 def _parts(
-    tensors: Sequence[Tensor], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
+    tensors: Sequence[Matrix], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
 ) -> tuple[_Part, ...]:
     """Merge neighbours of one layout into one matrix.
 
@@ -259,18 +258,18 @@ class _Sender:
         start, step = 0, max(1, _PIECE // part.cols)
         for source in part.sources:
             for first in range(0, source.shape[0], step):
-                piece = _rows(source, first, first + step)
+                piece = source.rows(first, min(first + step, source.shape[0]))
                 rows = {name: plane[start : start + piece.shape[0]] for name, plane in planes.items()}
-                if part.layout.form == "fp8":
+                if part.layout.form == "fp8" and isinstance(piece, Tensor):
                     self._quantize(piece, rows)
                 else:
                     for name, array in pack(piece, part.layout).items():
                         self._staging.send(array, rows[name])
-                release(piece.data)
+                piece.release()
                 start += piece.shape[0]
                 self._count(*rows.values())
             # Release the whole again: pages that two pieces share are in none of them.
-            release(source.data)
+            source.release()
         return DeviceMatrix(part.layout, part.cols, **planes)
 
     def bias(self, part: _Part) -> Torch | None:
@@ -305,8 +304,10 @@ class _Sender:
             self._progress(self.done, self._total)
 
 
-def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
+def _rows_within(whole: Tensor, part: Matrix) -> slice | None:
     """Rows of `whole` that `part` is a view of, None with memory of its own: a tied head, or a rank's shard of it."""
+    if not isinstance(part, Tensor):
+        return None
     pitch = whole.data.strides[0]
     first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
     end = first + part.shape[0]
@@ -317,8 +318,3 @@ def _rows_within(whole: Tensor, part: Tensor) -> slice | None:
 def _view(matrix: DeviceMatrix, rows: slice) -> DeviceMatrix:
     scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
     return DeviceMatrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)
-
-
-def _rows(tensor: Tensor, start: int, end: int) -> Tensor:
-    data = tensor.data[start:end]
-    return Tensor(tensor.format, (len(data), *tensor.shape[1:]), data)

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.common.memory_advice import Arena, release
+from octavo_inference.common.memory_advice import Arena
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Format, Tensor, Weights, dequantize, exact_half
+from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, bf16_bits, dequantize, exact_half
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -80,7 +81,7 @@ def source(tensor: Tensor) -> abi.StoredMatrix:
     )
 
 
-def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.PackedFormat:
+def packed_format(tensors: Sequence[Matrix], wanted: WeightFormat) -> abi.PackedFormat:
     """The format of a matrix fused of `tensors`: with "auto" one that holds them exactly, else bf16.
 
     Formats of up to six bits fuse (Q4_K_M files store V in Q6_K and Q and K in Q4_K), int8 only with itself. "int8"
@@ -89,7 +90,7 @@ def packed_format(tensors: Sequence[Tensor], wanted: WeightFormat) -> abi.Packed
     if wanted in {"bf16", "f32"}:
         return wanted
     rounded: abi.PackedFormat = "int8" if wanted == "int8" and tensors[0].shape[1] % BLOCK == 0 else "bf16"
-    formats = {_PACKED.get(tensor.format, rounded) for tensor in tensors}
+    formats = {_PACKED.get(m.format, rounded) if isinstance(m, Tensor) else rounded for m in tensors}
     if formats == {"int4", "int6"}:
         return "int6"
     return formats.pop() if len(formats) == 1 else "bf16"
@@ -106,7 +107,7 @@ class Packer:
 
     def matrix(
         self,
-        tensors: Sequence[Tensor],
+        tensors: Sequence[Matrix],
         arrangement: int = abi.CONCATENATED,
         biases: Sequence[Tensor | None] = (),
     ) -> abi.PackedMatrix:
@@ -120,11 +121,11 @@ class Packer:
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
             result.bias = self.own(self.bias(given, rows, arrangement))
-        known = [exact_half(tensor) for tensor in tensors]
+        known = [exact_half(_floats(tensor, format_)) for tensor in tensors]
         sources = (abi.StoredMatrix * len(known))(*map(source, known))
         self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
         for tensor in tensors:
-            release(tensor.data)  # else the file's pages and their packed copy would be resident together
+            tensor.release()  # else the file's pages and their packed copy would be resident together
         self.own(data)
         self.into.size += data.nbytes
         self.into.quantized |= format_ not in ELEMENT_BYTES
@@ -151,6 +152,14 @@ class Packer:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
         return address(array)
+
+
+def _floats(matrix: Matrix, format_: abi.PackedFormat) -> Tensor:
+    """A matrix as a tensor that the kernels read."""
+    if not isinstance(matrix, GroupedMatrix):
+        return matrix
+    values = matrix.dequantize()
+    return Tensor("bf16", matrix.shape, bf16_bits(values)) if format_ == "bf16" else Tensor("f32", matrix.shape, values)
 
 
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:

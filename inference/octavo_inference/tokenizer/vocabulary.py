@@ -104,6 +104,8 @@ def read_vocabulary(file: Described) -> GgufVocabulary:
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(vocabulary.read())]
     if not isinstance(kinds, memoryview) or len(kinds) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
+    if kinds.format in ("f", "d"):
+        raise ModelError(f"{file.path}: tokenizer.ggml.token_type has fractions, expected integers")
     if len(set(tokens)) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens has {_twice(tokens)!r} twice")
     types = [

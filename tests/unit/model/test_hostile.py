@@ -49,7 +49,8 @@ GGUF_KEYS = [
 SHARED_GGUF_KEYS = [
     *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"),
     *("tokenizer.ggml.token_type", "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.chat_template"),
-    *("general.architecture", "general.alignment", "general.name", "split.count"),
+    *("general.architecture", "general.alignment", "general.name", "general.type"),
+    *("split.count", "split.no", "split.tensors.count"),
 ]
 
 
@@ -188,6 +189,8 @@ class Gguf:
         ([], [("a", [0, 4], 0, 0)], "does not fit blocks of 1"),
         ([], [("a", [33], 2, 0)], "does not fit blocks of 32"),
         ([], [("a", [4], 99, 0)], "ggml type 99, supported are F32"),
+        ([], [("a", [256], 31, 0)], r"ggml type 31 \(Q4_0_4_4\), supported are F32"),
+        ([], [("a", [32], 9, 0)], r"ggml type 9 \(Q8_1\), supported are F32"),
         ([], [("a", [4], 0, 7)], "is at 7, expected a multiple of 32"),
         ([], [("a", [4], 0, 2**63)], "reaches past the end"),
         ([], [("a", [16], 0, 0), ("b", [16], 0, 32)], "tensors a and b overlap"),

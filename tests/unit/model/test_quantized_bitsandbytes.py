@@ -79,6 +79,11 @@ def test_int8(tmp_path: Path) -> None:
     read(folder, 48, 96, contents=False)
 
 
+def test_settings_without_a_method(tmp_path: Path) -> None:
+    typed, weights = four_bits(48, 128)
+    check_matrix(write_quantized(tmp_path / "m", {"load_in_4bit": True}, typed), weights)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo_inference.tools.quantize.awq import Inputs, search
+from octavo_inference.tools.quantize.awq import StageInputs, search
 from octavo_inference.tools.quantize.e4m3 import from_e4m3, to_e4m3
 from octavo_inference.tools.quantize.gptq import gptq
 from octavo_inference.tools.quantize.grid import Grid, round_to_nearest
@@ -21,7 +21,7 @@ def weights(seed: int, rows: int = 24, columns: int = 128) -> np.ndarray:
 
 
 def correlated(seed: int, columns: int, tokens: int = 512) -> np.ndarray:
-    """Inputs with a few strong directions, as those of a trained model have."""
+    """StageInputs with a few strong directions, as those of a trained model have."""
     rng = np.random.default_rng(seed)
     directions = rng.standard_normal((8, columns)) * np.exp(rng.standard_normal(columns))
     return (rng.standard_normal((tokens, 8)) @ directions + 0.3 * rng.standard_normal((tokens, columns))).astype("f4")
@@ -111,6 +111,6 @@ def test_scales_of_awq_lower_the_error_of_large_inputs(seed: int) -> None:
     exact, inputs = weights(seed), correlated(seed, 128)
     inputs[:, :2] *= 30
     grid = Grid(4, 128)
-    scale = search(exact, Inputs(np.abs(inputs).mean(axis=0), inputs), grid)
+    scale = search(exact, StageInputs(np.abs(inputs).mean(axis=0), inputs), grid)
     scaled = round_to_nearest(exact * scale, grid).values() / scale
     assert output_error(inputs, exact, scaled) < output_error(inputs, exact, round_to_nearest(exact, grid).values())

@@ -36,7 +36,9 @@ def quantization_settings(folder: Path) -> QuantizationSettings | None:
     if given:
         if not isinstance(given, dict):
             raise ModelError(f"{path}: quantization_config is {given!r}, expected an object")
-        return QuantizationSettings(path, given, given.get("quant_method"))
+        # The first checkpoints of bitsandbytes name no method.
+        old = "bitsandbytes" if given.get("load_in_4bit") or given.get("load_in_8bit") else None
+        return QuantizationSettings(path, given, given.get("quant_method", old))
     path = folder / MODELOPT_FILE
     given = optional_json(path).get("quantization")
     if not given:

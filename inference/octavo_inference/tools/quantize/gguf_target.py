@@ -19,9 +19,9 @@ from octavo_inference.tools.quantize import decoder
 from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.layer import Method
 from octavo_inference.tools.quantize.progress import progress
-from octavo_inference.tools.quantize.quality import Output, compare
+from octavo_inference.tools.quantize.quality import OutputHead, compare
 from octavo_inference.tools.quantize.recipe import Format, Recipe, grids_of, mean_bits
-from octavo_inference.tools.quantize.report import Result
+from octavo_inference.tools.quantize.report import QuantizedModel
 from octavo_inference.tools.quantize.run import embedded, require_finite
 from octavo_inference.tools.quantize.stages import STAGES
 from octavo_inference.tools.quantize.text import Windows
@@ -72,7 +72,7 @@ def quantize_gguf(
     windows: Windows,
     out: TextIO,
     clock: Callable[[], float] = time.monotonic,
-) -> Result:
+) -> QuantizedModel:
     """Write the file and measure it. Raises `SettingsError` for a source or target that cannot be used, OSError."""
     kind = _kind(recipe)
     if not model.text.path.is_file():
@@ -93,12 +93,12 @@ def quantize_gguf(
     unfinished = target.with_name(target.name + ".part")
     _write(model.text.path, unfinished, kind)
     unfinished.replace(target)
-    output = Output(dequantize(weights.final_norm), weights.lm_head)
+    output = OutputHead(dequantize(weights.final_norm), weights.lm_head)
     quality = compare(config, states["before"], states["after"], (output, output), windows.held_out)
     # A block has a float16 scale, and with zero points a float16 minimum.
     per_block, size = gguf.GGML_QUANT_SIZES[kind]
     bits = mean_bits(config, grids, lambda *_: 8 * size / per_block)
-    return Result(recipe, grids, bits, quality, target.stat().st_size, clock() - began)
+    return QuantizedModel(recipe, grids, bits, quality, target.stat().st_size, clock() - began)
 
 
 def _rounded(values: Floats, kind: gguf.GGMLQuantizationType) -> Floats:

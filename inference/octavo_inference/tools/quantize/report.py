@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QuantizedModel:
     """`grids` as they were used. `bits`: mean stored bits per weight of the layers' matrices.
 
     `bytes_`: size of all files of weights, embedding included. `seconds` it took.
@@ -30,7 +30,7 @@ class Result:
     seconds: float
 
 
-def report(model: LoadedModel, result: Result) -> Json:
+def report(model: LoadedModel, result: QuantizedModel) -> Json:
     """All figures by name. Bits are per weight: those of the layers' matrices, and of the whole model."""
     recipe, weights = result.recipe, model.weights
     unique = {id(tensor): tensor for tensor in weights.tensors()}.values()
@@ -50,7 +50,7 @@ def report(model: LoadedModel, result: Result) -> Json:
     }
 
 
-def other_grids(model: LoadedModel, result: Result) -> dict[str, str]:
+def other_grids(model: LoadedModel, result: QuantizedModel) -> dict[str, str]:
     """Modules that are not on the recipe's grid, and what they are on."""
     found = {}
     for number, layer in enumerate(result.grids):

@@ -25,9 +25,9 @@ from octavo_inference.tools.quantize.grid import Grid
 from octavo_inference.tools.quantize.half import half_tensor, store_tensor
 from octavo_inference.tools.quantize.layer import quantize_layer
 from octavo_inference.tools.quantize.progress import progress
-from octavo_inference.tools.quantize.quality import Output, Quality, compare
+from octavo_inference.tools.quantize.quality import OutputHead, Quality, compare
 from octavo_inference.tools.quantize.recipe import Grids, Recipe, grids_of, matrix_elements, weight_bits
-from octavo_inference.tools.quantize.report import Result, report
+from octavo_inference.tools.quantize.report import QuantizedModel, report
 from octavo_inference.tools.quantize.sensitivity import divergences, most_sensitive, with_kept
 from octavo_inference.tools.quantize.state import State
 from octavo_inference.tools.quantize.stored import PREFIX, layer_tensors, norm, tensor_names, write_shard
@@ -44,7 +44,7 @@ def quantize(
     windows: Windows,
     out: TextIO,
     clock: Callable[[], float] = time.monotonic,
-) -> Result:
+) -> QuantizedModel:
     """Write the quantized model, or continue an interrupted run. Progress goes to `out`.
 
     Raises `ModelError` for weights that are not finite, `SettingsError` for a target that cannot be used, OSError.
@@ -67,7 +67,7 @@ def quantize(
             run.done, run.seconds = number + 1, clock() - began
             state.save(target, run)
         quality = _measure(model, windows, run)
-        result = Result(recipe, grids, weight_bits(config, grids), quality, _size(target), clock() - began)
+        result = QuantizedModel(recipe, grids, weight_bits(config, grids), quality, _size(target), clock() - began)
         write_texts(target, model, {**described, "quantization_config": quantization_config(config, grids)})
         write_index(target, _places(target, config), result.bytes_)
         state.replace_text(target / state.REPORT, json.dumps(report(model, result), indent=1))
@@ -147,8 +147,8 @@ def _sensitive(
 def _measure(model: LoadedModel, windows: Windows, run: State) -> Quality:
     weights = model.weights
     final_norm = dequantize(weights.final_norm)
-    before = Output(final_norm, weights.lm_head)
-    after = Output(final_norm, half_tensor(weights.lm_head))
+    before = OutputHead(final_norm, weights.lm_head)
+    after = OutputHead(final_norm, half_tensor(weights.lm_head))
     return compare(model.config, run.hidden["before"], run.hidden["after"], (before, after), windows.held_out)
 
 

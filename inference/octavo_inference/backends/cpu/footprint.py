@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo_inference.backends.cpu.native.packing import (
-    BITS,
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.packed_formats import (
     WeightFormat,
+    matrix_bytes,
     packed_bytes,
-    packed_format,
     weight_format,
 )
 from octavo_inference.checkpoints.from_gguf import FORMATS
@@ -30,7 +30,13 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
 
 # Matrices of a layer that the kernels multiply as one.
-_FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
+_FUSED = (
+    (("attn_q", "attn_k", "attn_v"), abi.CONCATENATED),
+    (("attn_qkv",), abi.CONCATENATED),
+    (("attn_output",), abi.CONCATENATED),
+    (("ffn_gate", "ffn_up"), abi.INTERLEAVED),
+    (("ffn_down",), abi.CONCATENATED),
+)
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 _FORMATS: dict[str, WeightFormat] = {dtype: weight_format(dtype) for dtype in _DTYPES} | {"int8": "int8"}
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
@@ -86,8 +92,12 @@ def _gguf(file: GgufFile, config: ModelConfig) -> tuple[int, dict[str, int]]:
 
     embedding = file.tensors["token_embd.weight"]
     layers = range(config.layers)
-    groups = [packed(f"blk.{layer}.{name}.weight" for name in fused) for layer in layers for fused in _FUSED]
-    groups.append(packed(["token_embd.weight" if config.tied_embeddings else "output.weight"]))
+    groups = [
+        (packed(f"blk.{layer}.{name}.weight" for name in fused), arrangement)
+        for layer in layers
+        for fused, arrangement in _FUSED
+    ]
+    groups.append((packed(["token_embd.weight" if config.tied_embeddings else "output.weight"]), abi.CONCATENATED))
     parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
     return parameters, _by_dtype(groups, embedding.data.nbytes)
 
@@ -101,14 +111,10 @@ def _folder(folder: Path, config: ModelConfig) -> tuple[int, dict[str, int]]:
     return parameters, {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
 
 
-def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
-    matrices = [group for group in groups if group]
+def _by_dtype(groups: Iterable[tuple[list[Tensor], int]], embedding: int) -> dict[str, int]:
+    matrices = [(group, arrangement) for group, arrangement in groups if group]
     return {
-        name: embedding
-        + int(
-            sum(math.prod(tensor.shape) * BITS[packed_format(group, format_)] for group in matrices for tensor in group)
-            / 8
-        )
+        name: embedding + sum(matrix_bytes(group, format_, arrangement) for group, arrangement in matrices)
         for name, format_ in _FORMATS.items()
     }
 

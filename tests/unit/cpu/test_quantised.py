@@ -20,7 +20,7 @@ from .test_linear import Float32, stored
 
 # Bytes of a block, elements of it, where its fp16 numbers stand, and the packed format that keeps it.
 BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...], abi.PackedFormat]] = {
-    "q4_0": (18, 32, (0,), "int4"),
+    "q4_0": (18, 32, (0,), "int4_symmetric"),
     "q4_1": (20, 32, (0, 2), "int4"),
     "q4_k": (144, 256, (0, 2), "int4"),
     "q5_0": (22, 32, (0,), "int6"),
@@ -209,6 +209,9 @@ def test_a_matrix_fused_of_several_formats_keeps_them_when_it_can(
     assert formats(q, stored(np.zeros((4, 256), np.float32))) == (["int4", "bf16"] if rows == 64 else ["bf16"])
     assert formats(q, v, wanted="bf16") == ["bf16"]
     assert formats(q, q, wanted="f32") == ["f32"]
+    q4_0 = random_blocks(rng, "q4_0", rows, 256)
+    assert formats(q, q4_0, arrangement=abi.INTERLEAVED) == ["int4"]
+    assert formats(q4_0, v, arrangement=abi.INTERLEAVED) == ["int6"]
 
 
 @pytest.mark.parametrize("format_", ["f32", "bf16"])
@@ -235,7 +238,7 @@ def test_floats_are_rounded_to_127ths_of_the_largest_of_32(
 def test_int8_keeps_what_it_cannot_round(rng: np.random.Generator) -> None:
     floats, q4, q6 = stored(np.zeros((4, 256), np.float32)), *(random_blocks(rng, f, 4, 256) for f in ("q4_0", "q6_k"))
     assert formats(floats, wanted="int8") == ["int8"]
-    assert formats(q4, wanted="int8") == ["int4"]
+    assert formats(q4, wanted="int8") == ["int4_symmetric"]
     assert formats(q4, q6, wanted="int8") == ["int6"]
     assert formats(floats, random_blocks(rng, "q8_0", 4, 256), wanted="int8") == ["int8"]
     assert formats(floats, q4, wanted="int8") == ["bf16"]

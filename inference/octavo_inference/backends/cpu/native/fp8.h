@@ -30,11 +30,32 @@ struct Fp8 {
   static OCTAVO_INLINE Vec scale(const uint8_t* step, int c) { return E4M3_UNIT * Scales::scale(step, 0, c); }
 };
 
-// Batch-invariant: elements are added first to last, whatever the number of rows is.
+// A float right-hand side in memory, for rows of any type: the products are those of Fp8Kernel.
+template <class A>
+struct Unpacked : F32 {
+  using Act = A;
+  template <int>
+  static OCTAVO_INLINE Operand broadcast(const Act* a) {
+    return splat(to_float(a[0]));
+  }
+};
+
+// A panel as floats [cols][PANEL].
+static inline void unpack_fp8(const Matrix& matrix, const uint8_t* panel, float* out) {
+  for (i64 b = 0; b < matrix.cols / BLOCK; b += matrix.span) {
+    Vec scale[PANEL_VECS];
+    for (int c = 0; c < PANEL_VECS; c++) scale[c] = Fp8::scale(panel, c);
+    panel += Fp8::HEADER_BYTES;
+    for (i64 k = 0; k < matrix.span * BLOCK; k++, panel += PANEL, out += PANEL)
+      for (int c = 0; c < PANEL_VECS; c++) store(out + c * W, load_e4m3(panel + c * W) * scale[c]);
+  }
+}
+
+// For the rows of one tile. Batch-invariant: elements are added first to last, whatever the number of rows is.
 template <class P>
 struct Fp8Kernel {
   using Input = typename P::Act;
-  static constexpr int MAX_TILE = std::min(MAX_ROWS, W == 16 ? 8 : 4), STEP_COLS = BLOCK;
+  static constexpr int MAX_TILE = std::min(MAX_ROWS, 4), STEP_COLS = BLOCK;
   static i64 row_length(i64 cols) { return cols; }
   static i64 panel_bytes(const Matrix& matrix) { return matrix.cols / BLOCK / matrix.span * step_bytes<Fp8>(matrix); }
 
@@ -48,11 +69,12 @@ struct Fp8Kernel {
       for (i64 i = 0; i < matrix.span; i++, a += BLOCK) {
         for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line);
         prefetch.next += prefetch.stride;
+#pragma GCC unroll 2
         for (int k = 0; k < BLOCK; k++, panel += PANEL) {
           Vec w[PANEL_VECS];
 #pragma GCC unroll 4
           for (int c = 0; c < PANEL_VECS; c++) w[c] = load_e4m3(panel + c * W) * scale[c];
-#pragma GCC unroll 8
+#pragma GCC unroll 4
           for (int r = 0; r < R; r++) {
             const Vec x = splat(to_float(a[r * matrix.cols + k]));
 #pragma GCC unroll 4

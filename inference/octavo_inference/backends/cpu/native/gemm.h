@@ -175,18 +175,24 @@ struct Gemm {
       finish(tiles - 1, start + count);
     } else {
       alignas(64) float sums[Kernel::MOST_ROWS * PANEL];
+      const uint8_t* columns = weights;
+      if (kernel.unpack) {
+        uint8_t* floats = panel_memory(matrix.cols * PANEL * i64(sizeof(float)));
+        kernel.unpack(matrix, weights, reinterpret_cast<float*>(floats));
+        columns = floats;
+      }
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);
-        kernel.tiles[last - first - 1](matrix, a + first * kernel.row_bytes, weights, sums, prefetch(tile));
+        kernel.tiles[last - first - 1](matrix, a + first * kernel.row_bytes, columns, sums, prefetch(tile));
         for (i64 row = first; row < last; row++) finish_row(row, panel, sums + (row - first) * PANEL);
       }
     }
   }
 };
 
-// Calls f(kernel) with the kernel for the matrix's format; FloatKernel<P> is the one for floats.
+// Calls f(kernel) with the kernel for the matrix's format and a number of rows; FloatKernel<P> is the one for floats.
 template <class P, class F>
-static void with_kernel(const Matrix& matrix, F&& f) {
+static void with_kernel(const Matrix& matrix, [[maybe_unused]] i64 rows, F&& f) {
 #if defined(OCTAVO_TILES)
   const auto quantized = [&]<class Q>() { f(QuantizedTileKernel::of<Q>(matrix)); };
   if (matrix.format == FORMAT_F32) return f(VectorKernel::of<FloatKernel<F32>>(matrix));
@@ -194,7 +200,7 @@ static void with_kernel(const Matrix& matrix, F&& f) {
   if (matrix.format == FORMAT_FP8) return quantized.template operator()<Fp8>();
   with_layout(matrix.format, quantized);
 #else
-  if (matrix.format == FORMAT_FP8) return f(VectorKernel::of<Fp8Kernel<Bf16>>(matrix));
+  if (matrix.format == FORMAT_FP8) return f(VectorKernel::fp8<Bf16>(matrix, rows));
   if (!with_layout(matrix.format, [&]<class Q>() { f(VectorKernel::of<Int8Kernel<Q>>(matrix)); }))
     f(VectorKernel::of<FloatKernel<P>>(matrix));
 #endif
@@ -240,7 +246,7 @@ class Product {
     const Matrix* part = parts_;
     if (count_ > 1)
       for (i64 pieces; index >= (pieces = pieces_of(*part)); part++) index -= pieces;
-    with_kernel<P>(*part, [&](const auto& kernel) {
+    with_kernel<P>(*part, rows_, [&](const auto& kernel) {
       Gemm<std::decay_t<decltype(kernel)>, Epilogue>(kernel, *part, input_.of(*part), rows_, epilogue_).piece(index);
     });
   }
@@ -248,7 +254,7 @@ class Product {
  private:
   i64 pieces_of(const Matrix& part) const {
     i64 pieces = 0;
-    with_kernel<P>(part, [&](const auto& kernel) {
+    with_kernel<P>(part, rows_, [&](const auto& kernel) {
       pieces = Gemm<std::decay_t<decltype(kernel)>, Epilogue>(kernel, part, nullptr, rows_, epilogue_).pieces();
     });
     return pieces;

@@ -188,12 +188,14 @@ static __attribute__((noinline)) void multiply_tile(const Matrix& matrix, const 
     for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
 }
 
-// A microkernel that is known at run time, so that Gemm and its epilogues are compiled once for all of them.
+// A microkernel that is known at run time, so that Gemm and its epilogues are compiled once for all of them. Its tiles
+// may read panels that are unpacked first, once for many rows: to floats [cols][PANEL].
 struct VectorKernel {
   static constexpr int MOST_ROWS = MAX_ROWS;
   using Tile = void (*)(const Matrix&, const void*, const uint8_t*, float*, Prefetch);
   Tile tiles[MAX_ROWS];  // by the number of rows, from 1
   i64 max_tile, row_bytes, panel_bytes, steps;
+  void (*unpack)(const Matrix&, const uint8_t*, float*) = nullptr;
 
   template <class M>
   static VectorKernel of(const Matrix& matrix) {
@@ -203,8 +205,19 @@ struct VectorKernel {
                           M::MAX_TILE,
                           M::row_length(matrix.cols) * i64(sizeof(typename M::Input)),
                           M::panel_bytes(matrix),
-                          matrix.cols / M::STEP_COLS};
+                          matrix.cols / M::STEP_COLS,
+                          nullptr};
     }(std::make_integer_sequence<int, M::MAX_TILE>());
+  }
+
+  template <class P>
+  static VectorKernel fp8(const Matrix& matrix, i64 rows) {
+    using Few = Fp8Kernel<P>;
+    if (rows <= Few::MAX_TILE) return of<Few>(matrix);
+    VectorKernel many = of<FloatKernel<Unpacked<typename P::Act>>>(matrix);
+    many.panel_bytes = Few::panel_bytes(matrix);
+    many.unpack = unpack_fp8;
+    return many;
   }
 };
 

@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 _OF_DTYPE: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
 # The smallest packed format that holds a stored one.
 _PACKED: dict[Format, abi.PackedFormat] = {
-    "q4_0": "int4",
+    "q4_0": "int4_symmetric",
     "q4_1": "int4",
     "q4_k": "int4",
     "q5_0": "int6",
@@ -230,8 +230,8 @@ def _key(matrix: Matrix, layout: Layout) -> tuple[object, ...]:
 def _common(matrices: Sequence[Matrix], layouts: Sequence[Layout]) -> Layout:
     """A layout that holds matrices in several formats without loss, else that of floats."""
     formats = {layout.format for layout in layouts}
-    if formats == {"int4", "int6"} and all(isinstance(matrix, Tensor) for matrix in matrices):
-        return Layout("int6")
+    if all(isinstance(matrix, Tensor) for matrix in matrices) and formats <= {"int4", "int4_symmetric", "int6"}:
+        return Layout("int6" if "int6" in formats else "int4")
     groupings = [matrix.grouping for matrix in matrices if isinstance(matrix, GroupedMatrix)]
     if len(groupings) == len(matrices) and "bf16" not in formats:
         kinds = {grouping.kind for grouping in groupings}

@@ -207,16 +207,6 @@ static __attribute__((noinline)) void unpack_blocks(const Matrix& matrix, const 
   }
 }
 
-// Memory of this thread for `bytes`, valid until its next call.
-inline uint8_t* panel_memory(i64 bytes) {
-  struct alignas(64) Line {
-    uint8_t bytes[64];
-  };
-  static thread_local std::vector<Line> lines;
-  if (i64(lines.size()) * 64 < bytes) lines.resize(size_t(bytes / 64));
-  return lines.data()->bytes;
-}
-
 // Quantized weights times bf16 activations. The weights become bf16 in the cache: a panel at once for many rows, a few
 // blocks at a time for a single tile, so that they are still in L1 when they are multiplied.
 struct QuantizedTileKernel : TileKernel {

@@ -33,7 +33,9 @@ NF4 = (
 )
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 IQ4_NL = (-127.0, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-LEVELS = {"nf4": NF4, "fp4": FP4, "iq4_nl": IQ4_NL}
+_BNB_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+BNB_FP4 = (*_BNB_FP4, *(-level for level in _BNB_FP4))
+LEVELS = {"nf4": NF4, "fp4": FP4, "iq4_nl": IQ4_NL, "bitsandbytes fp4": BNB_FP4}
 COLUMNS = 512
 
 
@@ -364,7 +366,9 @@ def test_every_float8_is_exact(packed: Packed, kernels: Kernels, team: int) -> N
     np.testing.assert_array_equal(out[:, :32], matrix.dequantize().T)
 
 
-@pytest.mark.parametrize(("name", "worst"), [("fp4", 0.0), ("iq4_nl", 0.0), ("nf4", 0.004)])
+@pytest.mark.parametrize(
+    ("name", "worst"), [("fp4", 0.0), ("iq4_nl", 0.0), ("nf4", 0.004), ("bitsandbytes fp4", 0.0032)]
+)
 def test_levels_are_integers_of_a_unit(name: str, worst: float) -> None:
     unit, found = pieces.integer_levels(LEVELS[name])
     exact = np.array(LEVELS[name])

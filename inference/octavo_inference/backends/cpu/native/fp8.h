@@ -12,12 +12,19 @@ namespace octavo {
 constexpr float E4M3_UNIT = 256;  // by which load_e4m3 is to be multiplied
 
 OCTAVO_INLINE Vec load_e4m3(const uint8_t* p) {
-  typedef int8_t Narrow __attribute__((vector_size(W)));
   typedef int16_t Wide __attribute__((vector_size(2 * W)));
-  Narrow bits;
-  std::memcpy(&bits, p, sizeof bits);
   // The sign extends into the bits above: it stays in the top one, and is taken from the one below.
-  return from_half((HVec)(__builtin_convertvector(bits, Wide) << 7) & 0xbfff);
+#if defined(__AVX512F__)
+  const auto bits = (Wide)_mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__AVX2__) && !defined(OCTAVO_VECTOR_FLOATS)
+  const auto bits = (Wide)_mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+#else
+  typedef int8_t Narrow __attribute__((vector_size(W)));
+  Narrow narrow;
+  std::memcpy(&narrow, p, sizeof narrow);
+  const auto bits = __builtin_convertvector(narrow, Wide);
+#endif
+  return from_half((HVec)(bits << 7) & 0xbfff);
 }
 
 struct Fp8 {

@@ -49,12 +49,12 @@ struct Int8Kernel {
     const i64 blocks = row_length(matrix.cols);
     const Values values(matrix);
     for (i64 b = 0; b < blocks; b += matrix.span) {
-      const uint8_t* step = panel;
+      const Numbers numbers(panel);
       panel += Q::HEADER_BYTES;
       for (i64 i = 0; i < matrix.span; i++, a++, panel += Q::BLOCK_BYTES) {
         for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line);
         prefetch.next += prefetch.stride;
-        add_block<R>(values, a, blocks, step, panel, acc);
+        add_block<R>(values, numbers, a, blocks, panel, acc);
       }
     }
   }
@@ -94,13 +94,25 @@ struct Int8Kernel {
   }
 #endif
 
+  // Scales and minima of a step. In registers, or on the stack: another pointer would cost more, because each row of a
+  // tile needs one.
+  struct Numbers {
+    Vec scale[Q::SUMS][PANEL_VECS], minimum[std::max(1, Q::MINIMA)][PANEL_VECS];
+    explicit OCTAVO_INLINE Numbers(const uint8_t* step) {
+      for (int c = 0; c < PANEL_VECS; c++) {
+        for (int part = 0; part < Q::SUMS; part++) scale[part][c] = Scales::scale(step, part, c);
+        for (int part = 0; part < Q::MINIMA; part++) minimum[part][c] = Scales::minimum(step, part, c);
+      }
+    }
+  };
+
   // Takes off what was added to weights: ADDED times the sum of the activations.
   template <int PART>
   static OCTAVO_INLINE Dot start([[maybe_unused]] const Int8Block& a) {
     if constexpr (Values::ADDED == 0) {
       return Dot{};
     } else {
-      const int32_t sum = (Q::SUMS == 2 ? a.offset[PART] : a.offset[0] + a.offset[1]) / 32 * Values::ADDED;
+      const int32_t sum = ((Q::SUMS == 2 ? a.offset[PART] : a.offset[0] + a.offset[1]) >> 5) * Values::ADDED;
       // Half of a lane of words holds it: with 4 bits it is at most 8 * 127 * 32.
       return (Dot)splat_int(sizeof(Dot{}[0]) == 2 ? sum & 0xffff : sum);
     }
@@ -108,7 +120,7 @@ struct Int8Kernel {
 
   // product[r][c] = scale * dot product, of each part of a block in turn.
   template <int PART, int R>
-  static OCTAVO_INLINE void add_part(const Values& values, const Input* a, i64 stride, const uint8_t* step,
+  static OCTAVO_INLINE void add_part(const Values& values, const Numbers& numbers, const Input* a, i64 stride,
                                      const uint8_t* block, Vec (&product)[R][PANEL_VECS]) {
     constexpr int FIRST = PART * VECTORS / Q::SUMS, LAST = FIRST + VECTORS / Q::SUMS;
     Dot sums[R][PANEL_VECS];
@@ -117,38 +129,37 @@ struct Int8Kernel {
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) sums[r][c] = start<PART>(a[r * stride]);
     add_vectors<FIRST, LAST, R>(values, a, stride, block, sums);
-    Vec scale[PANEL_VECS];
-    for (int c = 0; c < PANEL_VECS; c++) scale[c] = Scales::scale(step, PART, c);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
         const Vec exact = __builtin_convertvector(total(sums[r][c]), Vec);
-        product[r][c] = PART == 0 ? exact * scale[c] : fma(exact, scale[c], product[r][c]);
+        const Vec scale = numbers.scale[PART][c];
+        product[r][c] = PART == 0 ? exact * scale : fma(exact, scale, product[r][c]);
       }
-    if constexpr (PART + 1 < Q::SUMS) add_part<PART + 1, R>(values, a, stride, step, block, product);
+    if constexpr (PART + 1 < Q::SUMS) add_part<PART + 1, R>(values, numbers, a, stride, block, product);
   }
 
   // What the minimum of a group is multiplied by: the sum of scale * q of its activations.
   template <int PART>
   static OCTAVO_INLINE Vec activations(const Int8Block& a) {
-    return splat(Q::MINIMA == 1 ? a.sum : a.scale * float(a.offset[PART] / -32));
+    return splat(Q::MINIMA == 1 ? a.sum : a.scale * (float(a.offset[PART]) * -0.03125f));
   }
 
   template <int R>
-  static OCTAVO_INLINE void add_block(const Values& values, const Input* a, i64 stride, const uint8_t* step,
+  static OCTAVO_INLINE void add_block(const Values& values, const Numbers& numbers, const Input* a, i64 stride,
                                       const uint8_t* block, Vec (&acc)[R][PANEL_VECS]) {
     Vec product[R][PANEL_VECS];
-    add_part<0, R>(values, a, stride, step, block, product);
+    add_part<0, R>(values, numbers, a, stride, block, product);
 #pragma GCC unroll 12
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
       for (int c = 0; c < PANEL_VECS; c++) {
         acc[r][c] = fma(product[r][c], splat(a[r * stride].scale), acc[r][c]);
         if constexpr (Q::MINIMA >= 1)
-          acc[r][c] = fma(activations<0>(a[r * stride]), Scales::minimum(step, 0, c), acc[r][c]);
+          acc[r][c] = fma(activations<0>(a[r * stride]), numbers.minimum[0][c], acc[r][c]);
         if constexpr (Q::MINIMA == 2)
-          acc[r][c] = fma(activations<1>(a[r * stride]), Scales::minimum(step, 1, c), acc[r][c]);
+          acc[r][c] = fma(activations<1>(a[r * stride]), numbers.minimum[1][c], acc[r][c]);
       }
   }
 

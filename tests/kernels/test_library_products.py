@@ -15,9 +15,9 @@ from torch import Tensor as Torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from octavo_inference.backends.cuda import library_products
+from octavo_inference.backends.cuda.kernels.weight_layouts import Layout
 from octavo_inference.backends.cuda.library_products import dense, fp8, scaled_operands, scales_rows
 from octavo_inference.backends.cuda.linear import quantize_rows
-from octavo_inference.backends.cuda.packing import Layout
 from octavo_inference.backends.cuda.weight_loading import _multiplies_in_fp8, _Part
 from octavo_inference.models.weights import Tensor
 

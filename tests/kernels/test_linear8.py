@@ -12,8 +12,9 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.device import Device, multiplies_fp8
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.quantize import quantize
-from octavo_inference.backends.cuda.linear import FP8_ROWS, DeviceMatrix, Linear, quantize_rows
-from octavo_inference.backends.cuda.packing import Layout, Quantization
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.linear import FP8_ROWS, Linear, quantize_rows
+from octavo_inference.backends.cuda.packing import FP8_BY_ROW, Quantization
 
 
 def quantized(x: Torch) -> tuple[Torch, Torch]:
@@ -65,7 +66,7 @@ def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: 
     x = torch.randn(m, k, generator=random) * torch.logspace(-3, 3, m)[:, None]
     bias = torch.randn(n, generator=random)
     eight, workspace = torch.zeros(m * k, dtype=torch.uint8), torch.empty(WORKSPACE)
-    layer = Linear((DeviceMatrix(Layout("fp8"), k, values, scales),), (bias,), workspace, eight)
+    layer = Linear((DeviceMatrix(FP8_BY_ROW, k, values, factors=scales),), (bias,), workspace, eight)
     out = layer(x)
     rounded, weights = decoded(*quantized(x)), decoded(values, scales)
     assert torch.equal(eight.view(m, k), quantized(x)[0])
@@ -84,7 +85,7 @@ def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: 
 
 def test_few_rows_and_other_cards_keep_their_activations() -> None:
     values, scales = quantize_rows(torch.randn(8, 64))
-    matrix, x = DeviceMatrix(Layout("fp8"), 64, values, scales), torch.randn(FP8_ROWS, 64)
+    matrix, x = DeviceMatrix(FP8_BY_ROW, 64, values, factors=scales), torch.randn(FP8_ROWS, 64)
     eight, workspace = torch.zeros(64 * 128, dtype=torch.uint8), torch.empty(WORKSPACE)
     with_eight, without = Linear((matrix,), (None,), workspace, eight), Linear((matrix,), (None,), workspace)
     assert torch.equal(with_eight(x[:-1]), without(x[:-1]))

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda import library_products
-from octavo_inference.backends.cuda.kernels import embedding as table_kernel
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
+from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import ROW_STEPS
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.packing import Form, Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
-_STORED: dict[Form, Stored] = {"f32": "dense", "bf16": "dense", "int4": "int4", "int8": "int8", "fp8": "fp8"}
 _LARGEST_E4M3 = 448.0
 _PIECE_STEP = 16  # rows of a piece, so that each begins at an aligned address
 FP8_ROWS = 33
@@ -32,27 +30,6 @@ On an H100 this and the best tile of `linear.linear` take about the same time at
 """
 RULES = Tiles()
 """Launch configurations without measurements: the rules alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceMatrix:
-    """Rows [rows, cols] in one layout: planes as in `packing`, fp8 as uint8."""
-
-    layout: Layout
-    cols: int
-    values: Torch
-    scales: Torch | None = None
-    minimums: Torch | None = None
-
-    @property
-    def rows(self) -> int:
-        """Number of outputs: rows of the matrix."""
-        return self.values.shape[0]
-
-    @property
-    def form(self) -> Stored:
-        """The kernels' name for its layout."""
-        return _STORED[self.layout.form]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +71,7 @@ class Linear:
         # A product of the library does not use the workspace.
         values, scales = buffer[: x.numel()].view(x.shape), self.workspace[: len(x)]
         quantize(x, values, scales)
-        library_products.fp8(values, scales, part.values, cast("Torch", part.scales), bias, out)
+        library_products.fp8(values, scales, part.values, cast("Torch", part.factors), bias, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,20 +82,9 @@ class Embedding:
 
     def __call__(self, tokens: Torch, out: Torch | None = None, *, scale: float = 1.0) -> Torch:
         """Rows of tokens [T] times `scale`: [T, hidden] in float32."""
-        table = self.table
         if out is None:
-            out = torch.empty((len(tokens), table.cols), dtype=torch.float32, device=tokens.device)
-        table_kernel.embed(
-            tokens,
-            table.values,
-            table.scales,
-            table.minimums,
-            out,
-            form=table.form,
-            group=table.layout.group,
-            zero=table.layout.zero,
-            factor=scale,
-        )
+            out = torch.empty((len(tokens), self.table.cols), dtype=torch.float32, device=tokens.device)
+        embed(tokens, self.table, out, factor=scale)
         return out
 
 
@@ -136,32 +102,24 @@ def _in_pieces(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, wor
 
     Weights are rounded to the type of x, and sums before a bias is added. A row of weights is shorter than a million.
     """
-    kind, cols, layout = x.dtype, part.cols, part.layout
-    buffer = workspace.view(kind)
+    cols, buffer = part.cols, workspace.view(x.dtype)
     rows = min(part.rows, buffer.numel() // cols // _PIECE_STEP * _PIECE_STEP)
     for first in range(0, part.rows, rows):
-        end = min(first + rows, part.rows)
-        piece = buffer[: (end - first) * cols].view(end - first, cols)
-        minimums = None if part.minimums is None else part.minimums[first:end]
-        scales = cast("Torch", part.scales)[first:end]
-        dequantize_rows(
-            part.values[first:end], scales, minimums, piece, form=part.form, group=layout.group, zero=layout.zero
-        )
-        library_products.dense(x, piece, None, out[:, first:end])
+        piece = slice(first, min(first + rows, part.rows))
+        dense = buffer[: (piece.stop - first) * cols].view(-1, cols)
+        dequantize_rows(part.within(piece), dense)
+        library_products.dense(x, dense, None, out[:, piece])
     if bias is not None:  # in float32, which the library does not add
         out.add_(bias)
 
 
 def _product(x: Torch, part: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tiles: Tiles) -> None:
-    layout, form = part.layout, part.form
-    planes = (part.values, part.scales, part.minimums)
-    if len(x) <= tiles.few(form) and suits(x, part.values, form, layout.group):
-        narrow = tiles.for_gemv(form, len(x), part.values)
-        gemv(x, *planes, bias, out, form=form, group=layout.group, zero=layout.zero, tile=narrow)
+    form = part.form
+    if len(x) <= tiles.few(form) and suits(x, part):
+        gemv(x, part, bias, out, tile=tiles.for_gemv(form, len(x), part.values))
     elif form == "dense":
         library_products.dense(x, part.values, bias, out)
     elif len(x) >= LIBRARY_ROWS:
         _in_pieces(x, part, bias, out, workspace)
     else:
-        tile = tiles.for_linear(form, len(x), part.values, x.dtype)
-        linear(x, *planes, bias, out, workspace, form=form, group=layout.group, zero=layout.zero, tile=tile)
+        linear(x, part, bias, out, workspace, tile=tiles.for_linear(form, len(x), part.values, x.dtype))

@@ -14,11 +14,11 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
 from octavo_inference.backends.cuda.library_products import scales_rows
-from octavo_inference.backends.cuda.linear import RULES, DeviceMatrix, Embedding, Linear, quantize_rows
+from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import (
     Dense,
-    Layout,
     PlaneType,
     Quantization,
     layout_of,
@@ -178,7 +178,7 @@ def upload(
             )
         )
     final_norm = sender.norm(weights.final_norm)
-    head = _view(table, plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
+    head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
@@ -295,7 +295,7 @@ class _Sender:
     def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
         dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
         self._staging.send(piece.data, dense)
-        for name, result in zip(("values", "scales"), quantize_rows(dense), strict=True):
+        for name, result in zip(("values", "factors"), quantize_rows(dense), strict=True):
             rows[name].copy_(result)
 
     def _count(self, *finished: Torch) -> None:
@@ -313,8 +313,3 @@ def _rows_within(whole: Tensor, part: Matrix) -> slice | None:
     end = first + part.shape[0]
     same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
     return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
-
-
-def _view(matrix: DeviceMatrix, rows: slice) -> DeviceMatrix:
-    scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
-    return DeviceMatrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)

@@ -109,6 +109,16 @@ def unpack_e4m3(words):
 
 
 @triton.jit
+def unpack_levels(words, levels, SHIFT: tl.constexpr):
+    """Look up the four bits from SHIFT on of each byte of the words in a table of 16 float32."""
+    found = nothing()
+    for i in tl.static_range(len(words)):
+        for j in tl.static_range(4):
+            found = found + (tl.load(levels + ((words[i] >> (8 * j + SHIFT)) & 15)),)
+    return found
+
+
+@triton.jit
 def dot_of(weights, x):
     """The sum of products of two tuples."""
     total = weights[0] * x[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.gpu.cases.weights import FP4, NF4
+from bench.gpu.cases.weights import NF4
+from octavo_inference.backends.cuda.packing import E2M1
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
 
 GROUPINGS: dict[str, Grouping] = {
@@ -18,9 +19,10 @@ GROUPINGS: dict[str, Grouping] = {
     "int8 of 128": Grouping("int8", 128),
     "int8 of 64, minimum": Grouping("int8", 64, minimum=True),
     "int8 of 16": Grouping("int8", 16),
-    "nf4": Grouping("code4", 64, levels=NF4),
-    "mxfp4": Grouping("code4", 32, levels=FP4),
-    "nvfp4": Grouping("code4", 16, levels=FP4),
+    "a table, minimum": Grouping("code4", 16, minimum=True, levels=tuple(float(i * i - 60) for i in range(16))),
+    "nf4": Grouping("code4", 64, levels=tuple(np.float16(NF4).tolist())),
+    "mxfp4": Grouping("code4", 32, levels=tuple(2 * level for level in E2M1)),
+    "nvfp4": Grouping("code4", 16, levels=E2M1),
     "fp8 blocks": Grouping("fp8", 128),
     "mxfp8": Grouping("fp8", 32),
 }

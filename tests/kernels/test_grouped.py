@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
+from bench.gpu.cases.weights import NF4
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
@@ -18,7 +19,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, Gem
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, Linear
-from octavo_inference.backends.cuda.packing import layout_of, pack, plane_shapes
+from octavo_inference.backends.cuda.packing import E2M1, layout_of, pack, plane_shapes
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 
 from .grouped import GROUPINGS, grouped
@@ -41,7 +42,7 @@ def on_device(matrix: GroupedMatrix) -> DeviceMatrix:
         name: shape for name, (_, shape) in plane_shapes(layout, *matrix.shape).items()
     }
     if layout.levels:
-        planes["levels"] = torch.tensor(layout.levels)
+        planes["levels"] = torch.tensor(layout.levels, dtype=torch.float16)
     return DeviceMatrix(layout, matrix.shape[1], **planes)
 
 
@@ -58,8 +59,7 @@ def compare(out: Torch, expected: NDArray[np.float64], x: Torch, weights: NDArra
 
 
 @pytest.mark.parametrize("name", GROUPINGS)
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (3, torch.bfloat16)])
 def test_gemv(rng: np.random.Generator, record: Any, name: str, rows: int, dtype: torch.dtype) -> None:
     grouping = GROUPINGS[name]
     # More than the 512 bytes of a step of one warp.
@@ -80,8 +80,9 @@ def test_gemv(rng: np.random.Generator, record: Any, name: str, rows: int, dtype
     record(f"gemv {name}", (rows, 5, cols), dtype, error)
 
 
-@pytest.mark.parametrize("name", GROUPINGS)
-@pytest.mark.parametrize("rows", [2, 33])
+@pytest.mark.parametrize(
+    ("name", "rows"), [*((name, 2) for name in GROUPINGS), ("awq", 33), ("nvfp4", 33), ("fp8 blocks", 33)]
+)
 def test_linear(rng: np.random.Generator, workspace: Torch, record: Any, name: str, rows: int) -> None:
     grouping = GROUPINGS[name]
     cols = columns_of(grouping)
@@ -159,12 +160,21 @@ def test_scales_of_any_size_are_kept(rng: np.random.Generator, workspace: Torch,
     compare(found, x.double().numpy() @ weights.T.astype(np.float64), x, weights, 2e-6)
 
 
+def test_levels_are_rounded_to_fp16(rng: np.random.Generator) -> None:
+    matrix = grouped(rng, Grouping("code4", 64, levels=NF4), 5, 128)
+    out = torch.empty(5, 128)
+    dequantize_rows(on_device(matrix), out)
+    np.testing.assert_allclose(out, matrix.dequantize(), rtol=2**-11, atol=0)
+
+
 @pytest.mark.parametrize(
     ("grouping", "cols", "form", "group"),
     [
         (Grouping("int4", 1024), 1024, "int4", 128),
         (Grouping("int4", 576), 576, "int4", 64),  # whole rows
         (Grouping("int8", 256), 512, "int8", 128),
+        (Grouping("code4", 16, levels=E2M1), 64, "fp4", 16),
+        (Grouping("code4", 32, levels=tuple(2 * level for level in E2M1)), 64, "fp4", 32),
         (Grouping("int4", 96), 288, "int4", 32),
         (Grouping("int4", 8), 64, "f32", 0),
         (Grouping("int4", 16), 48, "f32", 0),  # no whole pairs of groups

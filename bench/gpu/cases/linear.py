@@ -212,11 +212,11 @@ DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in (*PACKED, *PUBLISHE
 QUICK = {
     *(
         f"{layout} {m}x6144x4096"
-        for layout in ("int4 awq", "code4 nf4", "code4 nvfp4", "fp8 blocks")
+        for layout in ("int4 awq", "code4 nf4", "fp4 nvfp4", "fp8 blocks")
         for m in (1, 16, 64)
     ),
     *(f"{layout} 2048x4096" for layout in ("int4 awq", "code4 nf4", "fp8 blocks")),
-    "code4 nvfp4 32000x4096",
+    "fp4 nvfp4 32000x4096",
     "int4 q4_k 512x6144x4096 bias",
     "int4 q4_k 2048x4096",
     "int8 q6_k 2048x4096",

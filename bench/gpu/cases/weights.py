@@ -10,15 +10,14 @@ from torch import Tensor
 
 from bench.gpu.cases.case import Place
 from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, DeviceMatrix, Layout
-from octavo_inference.backends.cuda.packing import FP8_BY_ROW
+from octavo_inference.backends.cuda.packing import E2M1, FP8_BY_ROW
 
-# The values of NF4 (QLoRA, appendix E) and of FP4 E2M1 (OCP Microscaling, section 5.3.3).
+# The levels of NF4 (QLoRA, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
     0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
 )  # fmt: skip
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 LAYOUTS = {
     "dense": Layout("bf16"),
@@ -35,8 +34,8 @@ PUBLISHED = {
     "int4 hqq": Layout("int4", 64, minimum=True, factors=True),
     "int8 gptq": Layout("int8", 128, factors=True),
     "code4 nf4": Layout("code4", 64, factors=True, levels=NF4),
-    "code4 mxfp4": Layout("code4", 32, factors=True, levels=FP4),
-    "code4 nvfp4": Layout("code4", 16, factors=True, levels=FP4),
+    "fp4 mxfp4": Layout("fp4", 32, factors=True),
+    "fp4 nvfp4": Layout("fp4", 16, factors=True),
     "fp8 blocks": Layout("fp8", 128),
 }
 """Layouts of checkpoints as they are published."""
@@ -73,7 +72,7 @@ def weights(place: Place, layout: Layout, rows: int, cols: int) -> Weights:
             factors = 2.0 ** torch.randint(-1, 2, (rows,), device=place.device)
         wide = wide * factors[:, None]
     if layout.levels:
-        levels = torch.tensor(layout.levels, dtype=torch.float32, device=place.device)
+        levels = torch.tensor(layout.levels, dtype=torch.float16, device=place.device)
     return Weights(DeviceMatrix(layout, cols, stored, scales, minimums, factors, levels), wide)
 
 
@@ -85,13 +84,14 @@ def _values(place: Place, layout: Layout, rows: int, cols: int) -> tuple[Tensor,
     number = 16 if layout.form in FOUR_BITS else 256
     values = torch.randint(0, number, (rows, cols), device=place.device, dtype=torch.uint8)
     wide = values.float() - layout.zero
-    if layout.levels:
-        wide = torch.tensor(layout.levels, dtype=torch.float32, device=place.device)[values.long()]
+    table = E2M1 if layout.form == "fp4" else layout.levels
+    if table:
+        wide = torch.tensor(table, dtype=torch.float16, device=place.device).float()[values.long()]
     if layout.form == "int8":
         return values, wide, 4 / number
     halves = values.view(rows, cols // layout.pair, 2, layout.pair // 2)
     packed = (halves[:, :, 0] | halves[:, :, 1] << 4).view(rows, cols // 2)
-    return packed, wide, 2 / max(map(abs, layout.levels), default=8.0)
+    return packed, wide, 2 / max(map(abs, table), default=8.0)
 
 
 def factors_of(matrix: DeviceMatrix) -> Tensor:

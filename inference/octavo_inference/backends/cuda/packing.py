@@ -6,7 +6,8 @@ planes, row by row. Floats are unchanged.
 Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to
 1 / 2048: a quarter of the error of bfloat16 weights. So do scales of published formats that are float32 in the file,
 and minimums that are zero points times scales. A factor for each row, a power of two, keeps those of any size within
-fp16's range. The scales of fp8 are float32, and exact.
+fp16's range. The scales of fp8 are float32, and
+exact. Levels of tables are fp16, like the scales.
 
 Groups of a published format become groups of at most 128 columns with the same scale. The fp8 layout of float weights
 (float8_e4m3fn values with one factor per row) is computed on the device, by `linear.quantize_rows`.
@@ -14,12 +15,13 @@ Groups of a published format become groups of at most 128 columns with the same 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Form, Layout
 from octavo_inference.models.ggml_dequant import BlockFormat, Blocks, Bytes, split_blocks
 from octavo_inference.models.groups import Floats, GroupedMatrix, Groups
 from octavo_inference.models.weights import Format, Matrix, Tensor, bf16_bits, dequantize
@@ -29,6 +31,8 @@ Quantization = Literal["auto", "dense", "fp8"]
 Planes = dict[str, NDArray[Any]]
 PlaneType = Literal["f32", "bf16", "f16", "u8"]
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers of float4_e2m1 (OCP Microscaling Formats, section 5.3.3), which kernels convert without a table."""
 _GROUPS = (128, 64, 32, 16)
 """Numbers of columns that may share a scale, the longest first."""
 
@@ -66,8 +70,16 @@ def _grouped(matrix: GroupedMatrix) -> Layout | None:
         return None
     if grouping.kind == "fp8":
         return Layout("fp8", group, grouping.minimum)
-    layout = Layout(grouping.kind, group, grouping.minimum, factors=True, levels=grouping.levels)
+    form: Form = "fp4" if _times_e2m1(grouping.levels) else grouping.kind
+    levels = () if form == "fp4" else grouping.levels
+    layout = Layout(form, group, grouping.minimum, factors=True, levels=levels)
     return None if layout.form in FOUR_BITS and columns % layout.pair else layout
+
+
+def _times_e2m1(levels: tuple[float, ...]) -> float:
+    """The factor by which levels are those of float4_e2m1: GGUF has them as integers, twice as large. 0 for others."""
+    factor = levels[1] / E2M1[1] if levels else 0.0
+    return factor if factor and levels == tuple(factor * level for level in E2M1) else 0.0
 
 
 def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneType, tuple[int, ...]]]:
@@ -97,7 +109,8 @@ def pack(tensor: Matrix, layout: Layout) -> Planes:
     if layout.form == "bf16":
         return {"values": bf16_bits(np.ascontiguousarray(dequantize(tensor)))}
     if isinstance(tensor, GroupedMatrix):
-        return _groups(tensor.read(0, tensor.shape[0]), layout)
+        factor = _times_e2m1(tensor.grouping.levels) if layout.form == "fp4" else 1.0
+        return _groups(tensor.read(0, tensor.shape[0]), layout, factor)
     return _integers(split_blocks(cast("BlockFormat", tensor.format), tensor.data), layout, *tensor.shape)
 
 
@@ -109,12 +122,15 @@ def _integers(blocks: Blocks, layout: Layout, rows: int, cols: int) -> Planes:
     return _planes(values, blocks.scale.reshape(rows, -1), minimum, layout)
 
 
-def _groups(groups: Groups, layout: Layout) -> Planes:
+def _groups(groups: Groups, layout: Layout, factor: float) -> Planes:
+    """The planes of groups whose levels are `factor` times those of the layout."""
     if layout.group == 0:
         return {"values": groups.values, "factors": groups.scale[:, 0].astype(np.float32)}
     groups = groups.regrouped(layout.group)
     if layout.form == "fp8":
         return _planes(groups.values, groups.scale, groups.minimum, layout)
+    if factor != 1.0:
+        groups = replace(groups, scale=groups.scale * np.float32(factor))
     exponent = _row_exponents(groups)
     scale = np.ldexp(groups.scale, -exponent[:, None])
     minimum = None if groups.minimum is None else np.ldexp(groups.minimum, -exponent[:, None])

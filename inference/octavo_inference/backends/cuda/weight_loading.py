@@ -110,7 +110,7 @@ class _Part:
     def nbytes(self) -> int:
         planes = plane_shapes(self.layout, self.rows, self.cols).values()
         bias = 0 if self.bias_type is None else self.rows * self.bias_type.itemsize
-        whole = 4 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
+        whole = 2 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
         return sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in planes) + whole + bias
 
 
@@ -317,7 +317,7 @@ class _Sender:
             # Release the whole again: pages that two pieces share are in none of them.
             source.release()
         if part.layout.levels:
-            planes["levels"] = self._vector(np.array(part.layout.levels, np.float32), torch.float32)
+            planes["levels"] = self._vector(np.array(part.layout.levels, np.float32), torch.float16)
         if part.order is not None:
             planes["order"] = torch.from_numpy(part.order.astype(np.int32)).to(self._device)
             self._count(planes["order"])

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, DeviceMatrix
 
 _BYTES = 1024
 
@@ -46,14 +46,30 @@ def spread(x, GROUP: tl.constexpr):
 
 
 @triton.jit
-def nibbles(raw, levels, ZERO: tl.constexpr, HIGH: tl.constexpr):
-    """Convert the low or the high nibbles of int32 bytes to float32: levels[nibble], or nibble - ZERO without levels.
+def nibbles(raw, levels, FORM: tl.constexpr, ZERO: tl.constexpr, HIGH: tl.constexpr):
+    """Convert the low or the high nibbles of int32 bytes to float32, times 1 / nibble_unit.
 
-    High nibbles of integers are not shifted: they give 16 times the value, for 1/16 of the scale.
+    High nibbles of integers are not shifted, and those of float4_e2m1 become float32 as in `e4m3`.
     """
-    if levels is not None:
-        return tl.load(levels + ((raw >> 4) if HIGH else (raw & 15)))
-    return integers(raw & 240, 16 * ZERO) if HIGH else integers(raw & 15, ZERO)
+    if FORM == "fp4":
+        bits = ((raw << (24 if HIGH else 28)) >> 6) & -0x7E400000
+        return bits.to(tl.float32, bitcast=True)
+    elif FORM == "code4":  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
+        return tl.load(levels + ((raw >> 4) & 15 if HIGH else raw & 15)).to(tl.float32)
+    else:
+        return integers(raw & 240, 16 * ZERO) if HIGH else integers(raw & 15, ZERO)
+
+
+@triton.constexpr_function
+def nibble_unit(form, high):
+    """The factor of `nibbles`."""
+    return 2.0**126 if form == "fp4" else 0.0625 if form == "int4" and high else 1.0
+
+
+@triton.constexpr_function
+def is_four_bits(form):
+    """Return True for layouts with two values in a byte."""
+    return form in FOUR_BITS
 
 
 @triton.jit
@@ -78,15 +94,17 @@ def _dequantize(values, scales, minimums, factors, levels, out, width, groups, F
     if factors is not None:
         factor = tl.load(factors + row)
     kind = out.dtype.element_ty
-    if FORM == "int4" or FORM == "code4":  # noqa: PLR1714  Triton compiles no set
+    if is_four_bits(FORM):
+        UNIT: tl.constexpr = nibble_unit(FORM, False)
         HALF: tl.constexpr = GROUP // 2 if GROUP > 32 else 16
         low = at // HALF * (2 * HALF) + at % HALF
         out += row * 2 * width
         both = raw.to(tl.int32)
-        first = affine(nibbles(both, levels, ZERO, False), scales, minimums, row * groups + low // GROUP, inside)
+        value = nibbles(both, levels, FORM, ZERO, False) * UNIT
+        first = affine(value, scales, minimums, row * groups + low // GROUP, inside)
         tl.store(out + low, (first * factor).to(kind), mask=inside)
-        at = row * groups + (low + HALF) // GROUP
-        second = affine(nibbles(both >> 4, levels, ZERO, False), scales, minimums, at, inside)
+        value = nibbles(both >> 4, levels, FORM, ZERO, False) * UNIT
+        second = affine(value, scales, minimums, row * groups + (low + HALF) // GROUP, inside)
         tl.store(out + low + HALF, (second * factor).to(kind), mask=inside)
     else:
         value = e4m3(raw) if FORM == "fp8" else integers(raw.to(tl.int32), ZERO)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.dequantize import affine, e4m3, integers, nibbles
+from octavo_inference.backends.cuda.kernels.dequantize import affine, e4m3, integers, is_four_bits, nibble_unit, nibbles
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
 _COLUMNS = 1024
@@ -21,11 +21,12 @@ def _embed(tokens, table, scales, minimums, factors, levels, out, factor, hidden
     token = tl.load(tokens + row).to(tl.int64)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = at < hidden
-    if FORM == "int4" or FORM == "code4":  # noqa: PLR1714  Triton compiles no set
+    if is_four_bits(FORM):
         PAIR: tl.constexpr = max(32, GROUP)
         HALF: tl.constexpr = PAIR // 2
         byte = tl.load(table + token * width + at // PAIR * HALF + at % HALF, mask=mask, other=0).to(tl.int32)
-        values = nibbles(tl.where(at % PAIR < HALF, byte, byte >> 4), levels, ZERO, False)
+        values = nibbles(tl.where(at % PAIR < HALF, byte, byte >> 4), levels, FORM, ZERO, False)
+        values *= nibble_unit(FORM, False)
     elif FORM == "int8":
         values = integers(tl.load(table + token * width + at, mask=mask, other=0).to(tl.int32), ZERO)
     elif FORM == "fp8":

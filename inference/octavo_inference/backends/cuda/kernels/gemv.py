@@ -7,7 +7,8 @@ schedulers x 1.98e9 issue 33.5e12 instructions per lane: 7 per byte, so 3.5 for 
 - An integer becomes a float in place: shifted to the top of a mantissa, under an exponent that makes it 16 + v or
   256 + v. One operation applies the mask and the exponent. The sum's excess is the constant times the sum of x, which
   is subtracted once per group. That loses 2**-19 of a sum in float32; rounding x to bfloat16 has lost 2**-9.
-- A group's scale multiplies its sum, not its weights; the bits of float8 are read as float32, times 2**-120.
+- A group's scale multiplies its sum, not its weights; the bits of float8 and float4 are read as float32, times 2**-120
+  and 2**-126. Only levels of other tables are looked up, in the first-level cache.
 - x is unpacked once for all rows of weights of a program, and weights once for all rows of x.
 
 Each further row of x costs another multiplication per weight, while tensor cores take 16 rows for the price of one:
@@ -31,11 +32,13 @@ from octavo_inference.backends.cuda.kernels.bit_unpack import (
     scaled,
     split4,
     total_of,
+    unpack_e2m1,
     unpack_e4m3,
     unpack_integers,
     unpack_levels,
 )
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+from octavo_inference.backends.cuda.kernels.dequantize import is_four_bits
 from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile, gemv_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
@@ -49,7 +52,7 @@ def _load_weights(w, scales, minimums, step, first, n, words, groups, FORM: tl.c
     A chunk of 16 bytes has one scale; two where low and high nibbles are of different groups of 16.
     """
     CHUNKS: tl.constexpr = WORDS // (2 if FORM == "dense" else 4)
-    COLUMNS: tl.constexpr = 32 if FORM == "int4" or FORM == "code4" else 16  # noqa: PLR1714  Triton compiles no set
+    COLUMNS: tl.constexpr = 32 if is_four_bits(FORM) else 16
     word = step * WORDS + tl.arange(0, WORDS)
     loaded, scale, minimum = nothing(), nothing(), nothing()
     for o in tl.static_range(OUTPUTS):
@@ -70,11 +73,13 @@ def _load_weights(w, scales, minimums, step, first, n, words, groups, FORM: tl.c
 def _gemv(x, w, scales, minimums, factors, levels, bias, y, m, n, words, groups, x_stride, y_stride,
           FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
           WORDS: tl.constexpr):
-    # A word is one element of a load: 4 columns of fp8, int8 or bfloat16, 8 of int4 and code4.
+    # A word is one element of a load: 4 columns of fp8, int8 or bfloat16, 8 of four bits.
     EACH: tl.constexpr = 2 if FORM == "dense" else 4
     CHUNKS: tl.constexpr = WORDS // EACH
-    FOUR: tl.constexpr = FORM == "int4" or FORM == "code4"  # noqa: PLR1714  Triton compiles no set
-    INTEGER: tl.constexpr = FORM == "int4" or FORM == "int8"  # noqa: PLR1714
+    FOUR: tl.constexpr = is_four_bits(FORM)
+    INTEGER: tl.constexpr = FORM == "int4" or FORM == "int8"  # noqa: PLR1714  Triton compiles no set
+    # Bits of floats are read as float32, times 2**-120 or 2**-126; x is multiplied by a part of the inverse.
+    X: tl.constexpr = 2.0**90 if FORM == "fp8" or FORM == "fp4" else 1.0  # noqa: PLR1714
     # Words of half a group, and scales of a chunk.
     HALF: tl.constexpr = GROUP // 8 if GROUP > 32 else 4
     SCALES: tl.constexpr = 2 if FOUR and GROUP < 32 else 1
@@ -98,11 +103,11 @@ def _gemv(x, w, scales, minimums, factors, levels, bias, y, m, n, words, groups,
             if FOUR:
                 # The two halves of a group.
                 at = word // HALF * (2 * HALF) + word % HALF
-                low = low + (columns_of(row, at, 2 * words, 4),)
-                high = high + (columns_of(row, at + HALF, 2 * words, 4),)
+                low = low + (scaled(columns_of(row, at, 2 * words, 4), X),)
+                high = high + (scaled(columns_of(row, at + HALF, 2 * words, 4), X),)
                 low_sum, high_sum = low_sum + (total_of(low[r]),), high_sum + (total_of(high[r]),)
             elif FORM == "fp8":
-                low = low + (scaled(columns_of(row, word, words, 4), 2.0**90),)
+                low = low + (scaled(columns_of(row, word, words, 4), X),)
                 low_sum = low_sum + (total_of(low[r]),)
             else:
                 low = low + (columns_of(row, word, words, EACH),)
@@ -115,6 +120,9 @@ def _gemv(x, w, scales, minimums, factors, levels, bias, y, m, n, words, groups,
                 weights = floats(pair[0]) + floats(pair[1])
             elif FORM == "fp8":
                 weights = unpack_e4m3(split4(loaded[o]))
+            elif FORM == "fp4":
+                packed = split4(loaded[o])
+                weights, upper = unpack_e2m1(packed, 28), unpack_e2m1(packed, 24)
             elif FORM == "code4":
                 packed = split4(loaded[o])
                 weights, upper = unpack_levels(packed, levels, 0), unpack_levels(packed, levels, 4)
@@ -157,6 +165,8 @@ def _gemv(x, w, scales, minimums, factors, levels, bias, y, m, n, words, groups,
     known = out < n
     if FORM == "fp8":
         sums *= 2.0**30
+    elif FORM == "fp4":
+        sums *= 2.0**36
     if factors is not None:
         sums *= tl.load(factors + out, mask=known, other=0.0)
     if bias is not None:

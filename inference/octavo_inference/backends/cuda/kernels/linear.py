@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, nibbles, spread
+from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, is_four_bits, nibble_unit, nibbles, spread
 from octavo_inference.backends.cuda.kernels.launch_configs import LinearTile, dot_type, linear_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
@@ -50,12 +50,11 @@ def _linear(x, w, scales, minimums, factors, levels, bias, y, partial, m, n, k, 
         scales += out[:, None] * groups
     if minimums is not None:
         minimums += out[:, None] * groups
-    FOUR: tl.constexpr = FORM == "int4" or FORM == "code4"  # noqa: PLR1714  Triton compiles no set
+    FOUR: tl.constexpr = is_four_bits(FORM)
     # Bytes of a row that share a scale, and groups in them: low and high nibbles of groups of 16 have one each.
     SPAN: tl.constexpr = GROUP // 2 if FOUR and GROUP > 32 else 16 if FOUR or GROUP == 0 else GROUP
     EACH: tl.constexpr = 2 if FOUR and GROUP < 32 else 1
     COUNT: tl.constexpr = STEP // SPAN if STEP > SPAN else 1
-    UNIT: tl.constexpr = 1.0 if FORM == "code4" else 0.0625
     steps = tl.cdiv(width, STEP)
     each = tl.cdiv(steps, SPLIT)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
@@ -68,13 +67,13 @@ def _linear(x, w, scales, minimums, factors, levels, bias, y, partial, m, n, k, 
         if FOUR:
             both = raw.to(tl.int32)
             columns = at // SPAN * (2 * SPAN) + at % SPAN
-            low = nibbles(both, levels, ZERO, False)
-            acc = _add_product(acc, x, columns, present, k, low, scale, minimum, 1.0, DOT)
-            high = nibbles(both, levels, ZERO, True)
+            low = nibbles(both, levels, FORM, ZERO, False)
+            acc = _add_product(acc, x, columns, present, k, low, scale, minimum, nibble_unit(FORM, False), DOT)
+            high = nibbles(both, levels, FORM, ZERO, True)
             if EACH == 2:
                 scale = _of_groups(scales, group + 1, groups, known, COUNT, EACH, STEP)
                 minimum = _of_groups(minimums, group + 1, groups, known, COUNT, EACH, STEP)
-            acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, UNIT, DOT)
+            acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, nibble_unit(FORM, True), DOT)
         elif FORM == "int8":
             acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)
         else:

@@ -5,7 +5,8 @@
     dense  values [rows, cols] of a float type: the weights themselves
     int8   values uint8 [rows, cols]; level(value) = value - zero
     int4   values uint8 [rows, cols / 2], two values in a byte; level(value) = value - zero
-    code4  values as in int4; level(value) = levels[value]
+    code4  values as in int4; level(value) = levels[value], of 16 in fp16
+    fp4    values as in int4, the bits of float4_e2m1
     fp8    values uint8 [rows, cols], the bits of float8_e4m3fn
 
 `scales` and `minimums` [rows, cols / group] belong to a group of 16, 32, 64 or 128 columns: fp16, or float32 in fp8.
@@ -23,9 +24,9 @@ from typing import Literal
 
 from torch import Tensor
 
-Form = Literal["f32", "bf16", "int4", "int8", "code4", "fp8"]
-Stored = Literal["dense", "int4", "int8", "code4", "fp8"]
-FOUR_BITS = ("int4", "code4")
+Form = Literal["f32", "bf16", "int4", "int8", "code4", "fp4", "fp8"]
+Stored = Literal["dense", "int4", "int8", "code4", "fp4", "fp8"]
+FOUR_BITS = ("int4", "code4", "fp4")
 
 _PAIRED = 32  # the shortest run of columns whose halves share bytes
 

@@ -139,7 +139,9 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     Raises `ModelError` for tensors that do not fit config.json. Without `contents` only headers are known, not what the
     files hold: weights then have their formats and sizes, and cannot be read.
     """
-    quantized = quantized_reader(folder, checkpoint, contents=contents)
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    fused = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate, config.intermediate)}
+    quantized = quantized_reader(folder, checkpoint, contents=contents, fused=fused)
     # Gemma stores the difference from 1.
     tensors = _Tensors(folder, checkpoint, quantized, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
     prefix, hidden = language_prefix(checkpoint), config.hidden
@@ -161,12 +163,18 @@ class _Tensors:
     def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         raw = self.checkpoint.tensors.get(name)
         if raw is None:
-            raise ModelError(f"{self.folder}: tensor {name} is missing")
+            raise ModelError(f"{self.folder}: tensor {name} is missing{self._instead_of(name)}")
         if raw.shape != shape:
             raise ModelError(f"{self.folder}: tensor {name} has shape {raw.shape}, config.json says {shape}")
         if raw.dtype not in ("F32", "BF16", "F16"):
             raise ModelError(f"{self.folder}: tensor {name} has dtype {raw.dtype}, supported are F32, BF16 and F16")
         return raw
+
+    def _instead_of(self, name: str) -> str:
+        """The quantized tensors of a module whose floats are missing, such as those of an embedding."""
+        module = name.removesuffix("weight")
+        found = sorted(other for other in self.checkpoint.tensors if other.startswith(module))
+        return f"; the checkpoint has {found[0]}, and supported there are F32, BF16 and F16" if found else ""
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """The weights of a linear layer, which may be quantized."""
@@ -198,8 +206,8 @@ class _Tensors:
 def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
     hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
     q_width, kv_width = config.heads * dim, config.kv_heads * dim
-    # Phi-3 stacks q, k and v in one tensor, and gate and up in another.
-    if p + "self_attn.qkv_proj.weight" in tensors.checkpoint.tensors:
+    # Phi-3 stacks q, k and v in one tensor, and gate and up in another. Quantized ones have other names than `weight`.
+    if any(name.startswith(p + "self_attn.qkv_proj.") for name in tensors.checkpoint.tensors):
         q, k, v = tensors.matrix(p + "self_attn.qkv_proj.weight", q_width + 2 * kv_width, hidden).split(
             q_width, kv_width, kv_width
         )

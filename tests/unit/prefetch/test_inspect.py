@@ -8,7 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.unit.model.conftest import matrices, write_gguf
 from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 
 from octavo_inference.checkpoints.resolve import find_model
@@ -103,6 +105,17 @@ def test_a_hub_model_is_described_from_the_heads_of_its_files(hub: FakeHub, tmp_
     assert (report.parameters, report.weights) == (local.parameters, local.weights)
 
 
+@pytest.mark.parametrize("algorithm", ["FP8", "W4A8_AWQ"])
+def test_the_file_of_modelopt_is_read(hub: FakeHub, tmp_path: Path, algorithm: str) -> None:
+    described = json.dumps({"quantization": {"quant_algo": algorithm, "exclude_modules": ["*"]}})
+    hub.files = llama_files() | {"hf_quant_config.json": described.encode()}
+    if algorithm == "FP8":
+        assert inspect_remote(Hub(hub.url, None), "org/tiny", "main", tmp_path).architecture == "llama"
+        return
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: quant_algo 'W4A8_AWQ' is not supported"):
+        inspect_remote(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+
+
 def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Path) -> None:
     weights = find_model("smollm2").read_bytes()
     hub.files = {"model.gguf": weights}
@@ -111,6 +124,19 @@ def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Pat
     assert hub.sent < len(weights) / 5
     used = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert used < len(weights) / 5, "a sparse file"
+
+
+def test_a_gguf_in_several_files_is_described_from_all_of_them(hub: FakeHub, tmp_path: Path) -> None:
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    parts.mkdir()
+    out.mkdir()
+    write_gguf(parts / "m.gguf", matrices(np.random.default_rng(0)), split=4)
+    hub.files = {path.name: path.read_bytes() for path in parts.iterdir()}
+    report = inspect_remote(Hub(hub.url, None), "org/tiny", "main", out)
+    local = inspect(str(parts))
+    assert (report.parameters, report.weights) == (local.parameters, local.weights)
+    whole = write_gguf(tmp_path / "m.gguf", matrices(np.random.default_rng(0)))
+    assert (local.parameters, local.weights) == (inspect(str(whole)).parameters, inspect(str(whole)).weights)
 
 
 @pytest.mark.parametrize(

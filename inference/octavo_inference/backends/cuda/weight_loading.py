@@ -12,13 +12,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.buffers import ActivationCopies
+from octavo_inference.backends.cuda.device import Fp8Products
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.library_products import scales_rows
-from octavo_inference.backends.cuda.linear import RULES, DeviceMatrix, Embedding, Linear, quantize_rows
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
+from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
+from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import (
     Dense,
-    Layout,
     PlaneType,
     Quantization,
     layout_of,
@@ -28,8 +30,10 @@ from octavo_inference.backends.cuda.packing import (
 from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, dequantize
 
+NO_FP8 = Fp8Products()
 Progress = Callable[[int, int], None]
 
 _TYPES: dict[PlaneType, torch.dtype] = {
@@ -77,11 +81,15 @@ class DeviceWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None."""
+    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None.
+
+    The sources of a part have the same `order` of columns, or none.
+    """
 
     layout: Layout
     sources: tuple[Matrix, ...]
     biases: tuple[Tensor | None, ...]
+    order: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:
@@ -102,7 +110,8 @@ class _Part:
     def nbytes(self) -> int:
         planes = plane_shapes(self.layout, self.rows, self.cols).values()
         bias = 0 if self.bias_type is None else self.rows * self.bias_type.itemsize
-        return sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in planes) + bias
+        whole = 2 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
+        return sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in planes) + whole + bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,22 @@ def device_bytes(
     return _plan(config, weights, dtype, quantization).nbytes + 4 * WORKSPACE
 
 
+def activation_copies(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = "auto",
+    fp8: Fp8Products = NO_FP8,
+) -> ActivationCopies:
+    """The copies of activations that products with these weights read. Raises SettingsError like `upload`."""
+    plan = _plan(config, weights, dtype, quantization)
+    return ActivationCopies(
+        fp8=any(_multiplies_in_fp8(parts, fp8) for layer in plan.layers for parts in layer.values()),
+        ordered=any(part.order is not None for part in plan.parts),
+    )
+
+
 def upload(
     config: ModelConfig,
     weights: Weights,
@@ -139,16 +164,18 @@ def upload(
     dtype: torch.dtype,
     quantization: Quantization = "auto",
     progress: Progress | None = None,
+    fp8: Fp8Products = NO_FP8,
     fp8_activations: Torch | None = None,
+    ordered_activations: Torch | None = None,
     tiles: Tiles = RULES,
 ) -> DeviceWeights:
     """Upload all weights of a decoder, `device_bytes` in all; needs some tens of MB on the host meanwhile.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", except embedding and lm_head: the
     first is read by row, the second determines the tokens. Quantized tensors keep their layout, but become `dtype` with
-    "dense". `fp8_activations` is the buffer for them, as in `Linear`; `tiles` are those of the GPU. `progress` receives
-    the bytes done and the total after each piece. Pages of mapped files are released after they are read. Raises
-    SettingsError for another dtype.
+    "dense". All `Linear`s share the buffers of `activation_copies`; `fp8` names the products that read the first one.
+    `tiles` are those of the GPU. `progress` receives the bytes done and the total after each piece. Pages of mapped
+    files are released after they are read. Raises SettingsError for another dtype.
     """
     plan = _plan(config, weights, dtype, quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
@@ -161,7 +188,8 @@ def upload(
                 tuple(map(sender.matrix, parts)),
                 tuple(map(sender.bias, parts)),
                 workspace,
-                fp8_activations if _multiplies_in_fp8(parts) else None,
+                fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
+                ordered_activations,
                 tiles,
             )
             for name, parts in matrices.items()
@@ -178,14 +206,14 @@ def upload(
             )
         )
     final_norm = sender.norm(weights.final_norm)
-    head = _view(table, plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
+    head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
         Embedding(table),
         tuple(layers),
         final_norm,
-        Linear((head,), (None,), workspace, tiles=tiles),
+        Linear((head,), (None,), workspace, ordered_activations=ordered_activations, tiles=tiles),
         sender.done + workspace.nbytes,
         tiles,
     )
@@ -197,7 +225,8 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
     dense, layers = _DENSE[dtype], weights.layers[: config.layers]
 
     def alone(tensor: Matrix) -> _Part:
-        return _Part(layout_of(tensor, dense, "auto" if quantization == "fp8" else quantization), (tensor,), (None,))
+        [part] = _parts([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
+        return part
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[_Part, ...]]:
         return {
@@ -222,21 +251,38 @@ def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantizatio
 def _parts(
     tensors: Sequence[Matrix], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
 ) -> tuple[_Part, ...]:
-    """Merge neighbours of one layout into one matrix.
+    """Merge neighbours of one layout and order of columns into one matrix.
 
     Others stay separate, although each costs a launch. Q4_K_M files keep q and k in one format and v in another, and a
     layout for both would grow q and k by three quarters.
     """
+
+    def kind(pair: tuple[Matrix, Tensor | None]) -> tuple[Layout, bytes | None]:
+        layout = layout_of(pair[0], dense, quantization)
+        order = _order(pair[0], layout)
+        return layout, None if order is None else order.tobytes()
+
     pairs = zip(tensors, biases, strict=True)
-    return tuple(
-        _Part(layout, *zip(*group, strict=True))
-        for layout, group in groupby(pairs, lambda pair: layout_of(pair[0], dense, quantization))
-    )
+    parts = []
+    for (layout, _), group in groupby(pairs, kind):
+        sources, given = zip(*group, strict=True)
+        parts.append(_Part(layout, sources, given, _order(sources[0], layout)))
+    return tuple(parts)
 
 
-def _multiplies_in_fp8(parts: Sequence[_Part]) -> bool:
+def _order(matrix: Matrix, layout: Layout) -> NDArray[np.int32] | None:
+    """The order of a matrix's columns on the device: floats have their own."""
+    return matrix.order if isinstance(matrix, GroupedMatrix) and layout.form not in _DENSE.values() else None
+
+
+def _multiplies_in_fp8(parts: Sequence[_Part], fp8: Fp8Products) -> bool:
     """Return True for a single matrix of fp8 that the library multiplies by fp8."""
-    return [part.layout.form for part in parts] == ["fp8"] and scales_rows(parts[0].rows, parts[0].cols)
+    part, *others = parts
+    if others or part.layout.form != "fp8" or part.layout.minimum or part.order is not None:
+        return False
+    if part.layout.group == 0:
+        return fp8.rows and scales_rows(part.rows, part.cols)
+    return fp8.groups and part.layout.group == GROUP and scales_groups(part.rows, part.cols)
 
 
 class _Sender:
@@ -270,6 +316,11 @@ class _Sender:
                 self._count(*rows.values())
             # Release the whole again: pages that two pieces share are in none of them.
             source.release()
+        if part.layout.levels:
+            planes["levels"] = self._vector(np.array(part.layout.levels, np.float32), torch.float16)
+        if part.order is not None:
+            planes["order"] = torch.from_numpy(part.order.astype(np.int32)).to(self._device)
+            self._count(planes["order"])
         return DeviceMatrix(part.layout, part.cols, **planes)
 
     def bias(self, part: _Part) -> Torch | None:
@@ -295,7 +346,7 @@ class _Sender:
     def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
         dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
         self._staging.send(piece.data, dense)
-        for name, result in zip(("values", "scales"), quantize_rows(dense), strict=True):
+        for name, result in zip(("values", "factors"), quantize_rows(dense), strict=True):
             rows[name].copy_(result)
 
     def _count(self, *finished: Torch) -> None:
@@ -313,8 +364,3 @@ def _rows_within(whole: Tensor, part: Matrix) -> slice | None:
     end = first + part.shape[0]
     same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
     return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
-
-
-def _view(matrix: DeviceMatrix, rows: slice) -> DeviceMatrix:
-    scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
-    return DeviceMatrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)

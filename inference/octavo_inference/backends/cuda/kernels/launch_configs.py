@@ -10,15 +10,13 @@ import triton.language as tl
 
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE as WORKSPACE
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 _LEAST_STEPS = 4
 ROW_STEPS = (16, 32, 64, 128)
 """Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
-
-WORKSPACE = 1 << 23
-"""Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of `linear.linear` need no more."""
 
 
 @dataclass(frozen=True, slots=True)

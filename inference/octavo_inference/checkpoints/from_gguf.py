@@ -124,13 +124,16 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     )
 
 
-def weights_from_gguf(file: GgufFile, config: ModelConfig) -> Weights:
-    """Canonical weights; matrices are views of the file, except q and k whose rows must be reordered."""
-    tensors = _Tensors(file, config)
+def weights_from_gguf(file: GgufFile, config: ModelConfig, *, contents: bool = True) -> Weights:
+    """Canonical weights; matrices are views of the file, except q and k whose rows must be reordered.
+
+    Without `contents` only the header is known: weights then have their formats and sizes, and cannot be read.
+    """
+    tensors = _Tensors(file, config, contents)
     layers = tuple(_layer(tensors, config, f"blk.{layer}.") for layer in range(config.layers))
     embedding = tensors.matrix("token_embd.weight", config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else tensors.matrix("output.weight", config.vocab, config.hidden)
-    if tensors.converted:
+    if tensors.converted and contents:
         listed = ", ".join(f"{count} × {name}" for name, count in sorted(tensors.converted.items()))
         log.info("%s: converted to bfloat16: %s (kept as they are: %s)", file.path, listed, ", ".join(FORMATS))
     return Weights(embedding, layers, tensors.vector("output_norm.weight", config.hidden), head)
@@ -145,13 +148,16 @@ class _Tensors:
 
     file: GgufFile
     config: ModelConfig
+    contents: bool
     converted: dict[str, int] = field(default_factory=dict)
 
     def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Tensor:
         source = _tensor(self.file, name, (rows, columns))
         if source.type_name not in FORMATS:
             self.converted[source.type_name] = self.converted.get(source.type_name, 0) + 1
-        return _matrix(source, self.order(heads))
+            if not self.contents:  # memory that is never written takes none
+                return Tensor("bf16", source.shape, np.empty(source.shape, np.uint16))
+        return _matrix(source, self.order(heads) if self.contents else None)
 
     def vector(self, name: str, size: int, heads: int = 0) -> Tensor:
         values = _dequantize_any(_tensor(self.file, name, (size,))).reshape(size)

@@ -16,15 +16,18 @@ from pathlib import Path
 import msgspec
 
 from octavo_inference.backends.cpu.footprint import count_elements, measure
+from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
+from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
-from octavo_protocol.model import ModelFailure, ModelReport
+from octavo_protocol.model import WORD_LIMIT, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = frozenset({"config.json", "generation_config.json", _INDEX})
@@ -46,16 +49,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
     config = text.config
     if isinstance(config, ModelConfig):
         with refusing(path):
-            size = measure(path, config)
-        return ModelReport(
-            architecture=config.architecture,
-            parameters=size.parameters,
-            weights=size.weights,
-            kv_elements_per_token=size.kv_elements,
-            max_length=config.max_positions,
-            token_bytes=size.token,
-            row_bytes=size.row,
-        )
+            return _report(read_outline(text.path, config), config)
     elements = count_elements(text.path)
     if isinstance(config, ForeignConfig) and not any_architecture:
         try:
@@ -67,6 +61,23 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
         parameters=elements,
         weights={"bfloat16": 2 * elements, "float32": 4 * elements},
         max_length=config.max_positions,
+    )
+
+
+def _report(outline: Outline, config: ModelConfig) -> ModelReport:
+    size = measure(outline.weights, config)
+    return ModelReport(
+        architecture=config.architecture,
+        parameters=outline.parameters,
+        format=format_name(outline.weights)[:WORD_LIMIT],
+        quantized=not has_floats(outline.weights),
+        file_bytes=outline.nbytes,
+        weights=size.weights,
+        kv_elements_per_token=size.kv_elements,
+        max_length=config.max_positions,
+        token_bytes=size.token,
+        row_bytes=size.row,
+        gpu=gpu_report(outline.weights, config),
     )
 
 

@@ -104,8 +104,11 @@ class Reconciler:
         for key, (owner, meta) in owners.items():
             # Thousands of decisions must not block the renewal of the Lease and the watches.
             await asyncio.sleep(0)
+            seen = from_lists(owner, together[key])
+            if self._nodes is not None:
+                seen = await self._nodes.look(owner, seen)
             try:
-                observed, decided = self._decide(owner, from_lists(owner, together[key]), self._clock())
+                observed, decided = self._decide(owner, seen, self._clock())
             except Exception:
                 # Give it a pass of its own, which fails alone and is retried.
                 logger.exception("no decision", extra={"key": str(key)})
@@ -157,7 +160,7 @@ class Reconciler:
         now = self._clock()
         seen = await observe(self._client, owner, now)
         if self._nodes is not None:
-            seen = await self._nodes.explain(owner, seen)
+            seen = await self._nodes.look(owner, seen)
         observed, decided = self._decide(owner, seen, now)
         _log(key, decided)
         try:

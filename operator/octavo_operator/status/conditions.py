@@ -197,8 +197,8 @@ def _spec_valid(view: StatusInput) -> ConditionState:
         return ConditionState("False", refusal.reason, f"{refusal.message}; existing replicas keep running")
     if view.refused:
         return ConditionState("False", "ApplyRefused", f"the API server rejects an object of the spec: {view.refused}")
-    if view.too_large:
-        return ConditionState("False", "ModelTooLarge", view.too_large)
+    if view.unfit:
+        return ConditionState("False", view.unfit.reason, view.unfit.message)
     return ConditionState("True", "Valid", "the spec is valid")
 
 

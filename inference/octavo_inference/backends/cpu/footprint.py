@@ -7,37 +7,21 @@ without knowledge of decoders.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from octavo_inference.backends.cpu.native.packing import (
-    BITS,
-    WeightFormat,
-    packed_bytes,
-    packed_format,
-    weight_format,
-)
-from octavo_inference.checkpoints.from_gguf import FORMATS
-from octavo_inference.checkpoints.from_hf import weights_from_hf
-from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
-from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.backends.cpu.native.packing import WeightFormat, packed_bytes, weight_format
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor
+from octavo_inference.models.weights import Weights
 
-# Matrices of a layer that the kernels multiply as one.
-_FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_qkv",), ("attn_output",), ("ffn_gate", "ffn_up"), ("ffn_down",))
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 _FORMATS: dict[str, WeightFormat] = {dtype: weight_format(dtype) for dtype in _DTYPES} | {"int8": "int8"}
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
 _PANEL = 32  # the widest of all variants
 _LANES = 16  # as many weights of a partial sum are added apart, at most; its maximum takes as much room
 _ROW_SEGMENTS = 16
-_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +31,18 @@ class Footprint:
     `token` and `row` are working memory for one of each. A thread needs as much as a row.
     """
 
-    parameters: int
     weights: dict[str, int]
     kv_elements: int
     token: int
     row: int
 
 
-def measure(path: str, config: ModelConfig) -> Footprint:
-    """Measure the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
-    source = find_model(path)
-    if source.is_file():
-        parameters, weights = _gguf(read_gguf(source), config)
-    else:
-        parameters, weights = _folder(source, config)
-    return Footprint(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
+def measure(weights: Weights, config: ModelConfig) -> Footprint:
+    """Measure a model. Reads no weights: they may be an `outline`'s."""
+    # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
+    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
+    by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
+    return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config))
 
 
 def partial_floats(config: ModelConfig) -> int:
@@ -77,40 +58,6 @@ def partial_floats(config: ModelConfig) -> int:
 def count_elements(folder: Path) -> int:
     """Number of elements in the weights of a safetensors folder."""
     return sum(math.prod(tensor.shape) for tensor in read_checkpoint(folder).tensors.values())
-
-
-def _gguf(file: GgufFile, config: ModelConfig) -> tuple[int, dict[str, int]]:
-    def packed(names: Iterable[str]) -> list[Tensor]:
-        found = [file.tensors[name] for name in names if name in file.tensors]
-        return [Tensor(FORMATS.get(tensor.type_name, "bf16"), tensor.shape, _NOTHING) for tensor in found]
-
-    embedding = file.tensors["token_embd.weight"]
-    layers = range(config.layers)
-    groups = [packed(f"blk.{layer}.{name}.weight" for name in fused) for layer in layers for fused in _FUSED]
-    groups.append(packed(["token_embd.weight" if config.tied_embeddings else "output.weight"]))
-    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    return parameters, _by_dtype(groups, embedding.data.nbytes)
-
-
-def _folder(folder: Path, config: ModelConfig) -> tuple[int, dict[str, int]]:
-    weights = weights_from_hf(folder, read_checkpoint(folder), config, contents=False)
-    tensors = {id(tensor): tensor for tensor in weights.tensors()}  # a tied head is the embedding
-    # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
-    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
-    parameters = sum(math.prod(tensor.shape) for tensor in tensors.values())
-    return parameters, {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
-
-
-def _by_dtype(groups: Iterable[list[Tensor]], embedding: int) -> dict[str, int]:
-    matrices = [group for group in groups if group]
-    return {
-        name: embedding
-        + int(
-            sum(math.prod(tensor.shape) * BITS[packed_format(group, format_)] for group in matrices for tensor in group)
-            / 8
-        )
-        for name, format_ in _FORMATS.items()
-    }
 
 
 def _working(config: ModelConfig) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE as WORKSPACE
+from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU

@@ -8,19 +8,25 @@ from octavo_operator.api.base import Json
 
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _KEEPS_AWAY = frozenset({"NoSchedule", "NoExecute"})
+# Taints that Kubernetes sets for a node's current state (not ready, cordoned, out of memory) and removes itself.
+_STATE = "node.kubernetes.io/"
 
 
 def may_run_on(pod: Json, node: Json) -> bool:
-    """True if `pod`, fields of a pod's spec, allows this node. Free resources and cordons are not compared."""
+    """True if `pod`, fields of a pod's spec, allows this node in general: its current state is not compared."""
     labels: Mapping[str, str] = node["metadata"].get("labels") or {}
-    taints = (node.get("spec") or {}).get("taints") or []
+    taints = [taint for taint in (node.get("spec") or {}).get("taints") or [] if _lasts(taint)]
     selector: Mapping[str, str] = pod.get("nodeSelector") or {}
     required = pod.get("affinity", {}).get("nodeAffinity", {}).get(_REQUIRED)
     return (
         all(labels.get(key) == value for key, value in selector.items())
         and (required is None or any(_meets(term, labels) for term in required["nodeSelectorTerms"]))
-        and all(_tolerated(taint, pod.get("tolerations") or []) for taint in taints if taint["effect"] in _KEEPS_AWAY)
+        and all(_tolerated(taint, pod.get("tolerations") or []) for taint in taints)
     )
+
+
+def _lasts(taint: Json) -> bool:
+    return taint["effect"] in _KEEPS_AWAY and not taint["key"].startswith(_STATE)
 
 
 def _meets(term: Json, labels: Mapping[str, str]) -> bool:

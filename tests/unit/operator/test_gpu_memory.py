@@ -216,6 +216,7 @@ TEAM = {"key": "team", "value": "a", "effect": "NoExecute"}
         ({}, [node(count="0")], []),
         ({}, [node(taints=[RESERVED, {"key": "x", "effect": "PreferNoSchedule"}])], [L4]),
         ({}, [node(taints=[TEAM])], []),
+        ({}, [node(taints=[{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])], [L4]),
         ({"scheduling": {"tolerations": [{"key": "team", "value": "a"}]}}, [node(taints=[TEAM])], [L4]),
         ({"scheduling": {"tolerations": [{"key": "team", "value": "b"}]}}, [node(taints=[TEAM])], []),
         ({"scheduling": {"tolerations": [{"operator": "Exists"}]}}, [node(taints=[TEAM])], [L4]),

@@ -23,11 +23,12 @@ from octavo_inference.checkpoints.outline import Outline, format_name, read_outl
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
+from octavo_inference.download.registry import UnresolvedError, read_pull_secrets, resolve_digest
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
-from octavo_protocol.model import WORD_LIMIT, ModelFailure, ModelReport
+from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = frozenset({"config.json", "generation_config.json", _INDEX})
@@ -146,6 +147,14 @@ def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architect
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def pinned(found: ModelReport, image: str, pull_secrets: Path | None) -> ModelReport:
+    """The report on the model of an image, with the image's digest as its revision, or why there is none."""
+    try:
+        return msgspec.structs.replace(found, revision=resolve_digest(image, read_pull_secrets(pull_secrets)))
+    except UnresolvedError as error:
+        return msgspec.structs.replace(found, unresolved=str(error)[:NOTICE_LIMIT])
 
 
 def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:

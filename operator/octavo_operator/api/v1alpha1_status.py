@@ -116,7 +116,8 @@ class ModelStatus(ApiBlock):
         max_length=128,
         description="resolvedRevision is the revision that every replica loads. For `hf://` it is a commit, and a "
         "later change of the branch does not affect it. For `s3://` and `gs://` it is a hash of the names, sizes and "
-        "ETags of the files. It is unset for other schemes.",
+        "ETags of the files. For `oci://` it is the digest of the image, unset if its registry gives none. It is unset "
+        "for `pvc://`.",
     )
     architecture: str | None = Field(
         default=None,

@@ -270,7 +270,8 @@ def _actions(
         bodies.append(protection.disruption_budget(owner))
     wanted_now = not (unfit or owner.refusal)
     if owner.revision not in rollout.revisions and (observed.inspection or wanted_now):
-        bodies.append(model_job.job(owner, installation, _pinned(owner)))
+        secrets = model_job.pull_secrets(observed.children.get(("ServiceAccount", owner.name)))
+        bodies.append(model_job.job(owner, installation, _pinned(owner), secrets))
     if claim := cache.claim(owner):
         bodies.append(claim)
     bodies += _serving(owner, observed, rollout, steps, cold_start, stuck(status, observed.pods))

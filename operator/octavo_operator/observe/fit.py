@@ -16,7 +16,7 @@ from octavo_protocol.model import ModelReport, no_effect
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """The estimated memory of one replica: on a CPU or on its GPUs; None where only the server can tell."""
 
     memory: Estimate | None = None
@@ -29,14 +29,14 @@ class Fit:
         return known.kv_tokens if known else None
 
 
-def expected(spec: Spec, memory: str, found: ModelReport, cards: Sequence[Card] | None) -> Fit:
+def expected(spec: Spec, memory: str, found: ModelReport, cards: Sequence[Card] | None) -> MemoryFit:
     """The memory of a replica with this memory limit, on a node with one of these GPUs if it needs any."""
     if spec.resources.gpu.count:
-        return Fit(gpu=fitted(spec, found, cards))
-    return Fit(memory=memory_estimate.estimate(spec, memory, found))
+        return MemoryFit(gpu=fitted(spec, found, cards))
+    return MemoryFit(memory=memory_estimate.estimate(spec, memory, found))
 
 
-def refusal(spec: Spec, found: ModelReport, fit: Fit) -> SpecRefusal | None:
+def refusal(spec: Spec, found: ModelReport, fit: MemoryFit) -> SpecRefusal | None:
     """Why no replica could serve this model, in the server's words where it would refuse; None if it could."""
     settings = spec.engine.settings
     if settings.quantization != "auto" and found.quantized:

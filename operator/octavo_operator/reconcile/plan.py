@@ -10,7 +10,7 @@ from typing import Any
 from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.observe.diagnosis import HOPELESS
-from octavo_operator.observe.fit import Fit, expected, refusal
+from octavo_operator.observe.fit import MemoryFit, expected, refusal
 from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, Resolved, resolve, waiting
 from octavo_operator.observe.pods import Pod, Problem
@@ -118,7 +118,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
     model = _model(owner, revisions, observed)
-    fit, unfit = Fit(), None
+    fit, unfit = MemoryFit(), None
     if isinstance(model, Resolved):
         update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
         fit = expected(owner.spec, deployments.memory_limit(update.template), model.found, observed.cards)

@@ -9,7 +9,7 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment, SpecRefusal
 from octavo_operator.observe.canary_analysis import AnalysisSample
 from octavo_operator.observe.diagnosis import REASONS, creation_problems
-from octavo_operator.observe.fit import Fit
+from octavo_operator.observe.fit import MemoryFit
 from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, problems
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.rollout.plan import Progress
@@ -78,7 +78,7 @@ class StatusInput:
     refused: str = ""
     inspection: Inspection | None = None
     model: Model | None = None
-    fit: Fit = Fit()  # noqa: RUF009 - frozen
+    fit: MemoryFit = MemoryFit()  # noqa: RUF009 - frozen
     unfit: SpecRefusal | None = None
 
     @property

@@ -17,7 +17,7 @@ from octavo_operator.api.v1alpha1_status import (
 )
 from octavo_operator.observe import gpu_memory, memory_estimate
 from octavo_operator.observe.diagnosis import Problem
-from octavo_operator.observe.fit import Fit
+from octavo_operator.observe.fit import MemoryFit
 from octavo_operator.observe.inspection import Resolved
 from octavo_operator.observe.messages import short
 from octavo_operator.resources import model_job
@@ -137,7 +137,7 @@ def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadSta
     return fresh if moved and due else previous
 
 
-def _capacity(previous: CapacityStatus | None, load: Load | None, fit: Fit) -> CapacityStatus | None:
+def _capacity(previous: CapacityStatus | None, load: Load | None, fit: MemoryFit) -> CapacityStatus | None:
     """The latest measured capacity, else that of the previous status; plus the estimate."""
     before, now = previous or CapacityStatus(), load or Load()
     capacity = CapacityStatus(

@@ -176,7 +176,7 @@ def test_what_only_the_server_can_tell_is_left_to_it(flag: str, gpu: Make) -> No
 def test_a_quantization_without_effect_is_refused_in_the_servers_words(gpu: Make, make_owner: Make) -> None:
     found = msgspec.structs.replace(BIG, format="gptq int4 g128", quantized=True)
     for owner in (gpu({"quantization": "fp8"}), make_owner({"engine": {"quantization": "int8"}})):
-        refused = fit.refusal(owner.spec, found, fit.Fit())
+        refused = fit.refusal(owner.spec, found, fit.MemoryFit())
         assert refused is not None
         assert refused.reason == "QuantizationConflict"
         kind = owner.spec.engine.settings.quantization
@@ -184,15 +184,15 @@ def test_a_quantization_without_effect_is_refused_in_the_servers_words(gpu: Make
             f"spec.engine.quantization: quantization {kind} has no effect: the checkpoint is already quantised; leave "
             "it at auto (its format is gptq int4 g128)"
         )
-        assert fit.refusal(owner.spec, BIG, fit.Fit()) is None
-    assert fit.refusal(gpu().spec, found, fit.Fit()) is None
+        assert fit.refusal(owner.spec, BIG, fit.MemoryFit()) is None
+    assert fit.refusal(gpu().spec, found, fit.MemoryFit()) is None
 
 
 def test_gpus_that_cannot_share_a_model_are_refused(gpu: Make) -> None:
-    refused = fit.refusal(gpu(count=3).spec, BIG, fit.Fit())
+    refused = fit.refusal(gpu(count=3).spec, BIG, fit.MemoryFit())
     assert refused is not None
     assert (refused.reason, refused.message.endswith("; use 1, 2, 4")) == ("ParallelismUnsupported", True)
-    assert fit.refusal(gpu(count=3).spec, msgspec.structs.replace(BIG, gpu=None), fit.Fit()) is None
+    assert fit.refusal(gpu(count=3).spec, msgspec.structs.replace(BIG, gpu=None), fit.MemoryFit()) is None
 
 
 def node(labels: Json | None = None, *, count: str = "1", taints: list[Json] | None = None, **resources: str) -> Json:

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from bench.lib import models
-from bench.lib.processes import CACHE, ROOT
+from bench.lib.processes import CACHE, LLAMA, ROOT, VLLM
 from octavo_inference.checkpoints.resolve import find_model
 
-VLLM = CACHE / "vllm" / "bin" / "python"
-LLAMA = CACHE / "llama" / "bin" / "python"
 README = ROOT / "bench" / "README.md"
 BF16 = CACHE / "smollm2-bf16"
 """The checkpoint folder of the peers."""

@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 """Root of the repository, where `python -m bench...` finds its packages."""
 CACHE = Path(os.environ.get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo") / "bench"
 """Installation folder of other systems, and folder of logs."""
+VLLM = CACHE / "vllm" / "bin" / "python"
+LLAMA = CACHE / "llama" / "bin" / "python"
 # Fine enough for measured starts; no event reports that a port answers.
 _POLL = 0.005
 

@@ -25,6 +25,10 @@ def main() -> int:
         from octavo_inference.tools.bench import command as bench  # noqa: PLC0415
 
         return bench.main(sys.argv[2:])
+    if sys.argv[1:2] == ["quantize"]:
+        from octavo_inference.tools.quantize import command as quantize  # noqa: PLC0415
+
+        return quantize.main(sys.argv[2:])
     timeline = Timeline.of_process()
     # Started first: the imports of the child take longer than everything this process does in parallel.
     child = EngineProcess()

@@ -122,7 +122,7 @@ def load_text(path: str) -> TextModel:
 
 
 def _gguf_text(file: GgufFile) -> tuple[TextModel, ModelConfig]:
-    config = config_from_gguf(file, _digest([file.header], [file.buffer]))
+    config = config_from_gguf(file, _digest(file.headers, file.buffers))
     model = TextModel(_gguf_name(file), file.path, config, lambda: gguf_assets(file))
     _check(model)
     return model, config

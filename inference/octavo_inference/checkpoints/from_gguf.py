@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
 from octavo_inference.checkpoints.gguf_header import Strings
+from octavo_inference.checkpoints.gguf_matrix import grouped_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weights, bf16_bits
+from octavo_inference.models.ggml_groups import GROUPED
+from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, bf16_bits, dequantize
 
 log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
-# Formats that a matrix keeps; others are converted to bfloat16.
+# Formats that kernels read as stored; those of `GROUPED` are read in pieces.
 FORMATS: dict[str, Format] = {
     "F32": "f32",
     "F16": "f16",
@@ -32,6 +34,8 @@ FORMATS: dict[str, Format] = {
     "Q5_K": "q5_k",
     "Q6_K": "q6_k",
 }
+# Weights that are converted at once.
+_PIECE = 1 << 22
 _GEMMA = frozenset({"gemma2", "gemma3"})
 # Architectures for which llama.cpp permutes q and k to adjacent rotary pairs.
 _PERMUTED = frozenset({"llama", "smollm3", "granite"})
@@ -45,11 +49,7 @@ _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"
 
 def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     """The decoder's configuration. Raises `ModelError` for an unsupported architecture or feature."""
-    architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
-        raise UnsupportedModelError(
-            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
-        )
+    architecture = _architecture(file)
 
     def number(key: str, default: float | None = None) -> float:
         value = file.metadata.get(f"{architecture}.{key}", default)
@@ -66,12 +66,11 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     def divisors(name: str) -> NDArray[np.float32] | None:
         if name not in file.tensors:
             return None
-        values = _dequantize_any(_tensor(file, name, (rotary // 2,))).reshape(-1)
+        values = _values(file, _tensor(file, name, (rotary // 2,)))
         if not (values > 0).all():
             raise ModelError(f"{file.path}: {name} has entries that are not positive")
         return values
 
-    architecture = str(architecture)
     hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{file.path}: {heads} heads of a hidden size of {hidden}")
@@ -125,23 +124,22 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
 
 
 def weights_from_gguf(file: GgufFile, config: ModelConfig, *, contents: bool = True) -> Weights:
-    """Canonical weights; matrices are views of the file, except q and k whose rows must be reordered.
+    """Canonical weights; matrices are views of the file or read in pieces, q and k with their rows reordered.
 
-    Without `contents` only the header is known: weights then have their formats and sizes, and cannot be read.
+    Raises `ModelError` for tensors that do not fit the metadata. Without `contents` only the header is known, not what
+    the file holds: weights then have their formats and sizes, and cannot be read.
     """
     tensors = _Tensors(file, config, contents)
     layers = tuple(_layer(tensors, config, f"blk.{layer}.") for layer in range(config.layers))
     embedding = tensors.matrix("token_embd.weight", config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else tensors.matrix("output.weight", config.vocab, config.hidden)
-    if tensors.converted and contents:
-        listed = ", ".join(f"{count} × {name}" for name, count in sorted(tensors.converted.items()))
-        log.info("%s: converted to bfloat16: %s (kept as they are: %s)", file.path, listed, ", ".join(FORMATS))
-    return Weights(embedding, layers, tensors.vector("output_norm.weight", config.hidden), head)
+    norm = tensors.vector("output_norm.weight", config.hidden)
+    return Weights(tensors.table("token_embd.weight", embedding), layers, norm, head)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Reads tensors and checks their shapes against the metadata; counts those `converted`, by type.
+    """Reads tensors and checks their shapes against the metadata.
 
     With `heads`, the rows are those of q or k, which some architectures store in another order.
     """
@@ -149,18 +147,29 @@ class _Tensors:
     file: GgufFile
     config: ModelConfig
     contents: bool
-    converted: dict[str, int] = field(default_factory=dict)
 
-    def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Tensor:
+    def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Matrix:
         source = _tensor(self.file, name, (rows, columns))
-        if source.type_name not in FORMATS:
-            self.converted[source.type_name] = self.converted.get(source.type_name, 0) + 1
-            if not self.contents:  # memory that is never written takes none
-                return Tensor("bf16", source.shape, np.empty(source.shape, np.uint16))
-        return _matrix(source, self.order(heads) if self.contents else None)
+        # Sorted rows of blocks are a copy, which nothing can be read from without contents.
+        return _matrix(self.file, source, self.order(heads) if self.contents else None)
+
+    def table(self, name: str, matrix: Matrix) -> Tensor:
+        """The embedding, of which kernels read rows: in bfloat16 if its format is read in pieces."""
+        if isinstance(matrix, Tensor):
+            return matrix
+        rows, columns = matrix.shape
+        if not self.contents:
+            return Tensor("bf16", matrix.shape, np.broadcast_to(np.zeros(1, np.uint16), matrix.shape))
+        log.info("%s: %s is converted from %s to bfloat16", self.file.path, name, matrix.format)
+        bits = np.empty(matrix.shape, np.uint16)
+        step = max(1, _PIECE // columns)
+        for start in range(0, rows, step):
+            end = min(start + step, rows)
+            bits[start:end] = bf16_bits(matrix.read(start, end).dequantize(matrix.grouping))
+        return Tensor("bf16", matrix.shape, bits)
 
     def vector(self, name: str, size: int, heads: int = 0) -> Tensor:
-        values = _dequantize_any(_tensor(self.file, name, (size,))).reshape(size)
+        values = _values(self.file, _tensor(self.file, name, (size,)))
         order = self.order(heads)
         return Tensor("f32", (size,), values if order is None else values[order])
 
@@ -226,29 +235,47 @@ def _tensor(file: GgufFile, name: str, shape: tuple[int, ...] | None = None) -> 
     return tensor
 
 
-def _matrix(source: GgufTensor, order: NDArray[np.int64] | None) -> Tensor:
+def _matrix(file: GgufFile, source: GgufTensor, order: NDArray[np.int64] | None = None) -> Matrix:
+    """All rows of a tensor, those of all experts below each other, with row i that at order[i]."""
+    factor = _factor(file, source.name)
+    if source.type_name in GROUPED:
+        return grouped_matrix(file.path, source, order, 1.0 if factor is None else factor)
+    if source.type_name not in FORMATS:
+        raise ModelError(f"{file.path}: tensor {source.name} has the type {source.type_name}, which holds no weights")
+    if factor is not None:
+        raise ModelError(f"{file.path}: tensor {source.name} in {source.type_name} has a scale tensor beside it")
     data = source.data if order is None else source.data[order]
-    kept = FORMATS.get(source.type_name)
-    if kept == "f32":
-        return Tensor("f32", source.shape, data.view(np.float32))
-    if kept == "f16":
-        return Tensor("f16", source.shape, data.view(np.float16))
-    if kept == "bf16":
-        return Tensor("bf16", source.shape, data.view(np.uint16))
-    if kept is not None:
-        return Tensor(kept, source.shape, data)
-    values = _dequantize_any(GgufTensor(source.name, source.type_id, source.shape, data))
-    return Tensor("bf16", source.shape, bf16_bits(values.reshape(source.shape)))
+    kept = FORMATS[source.type_name]
+    numbers: dict[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+    return Tensor(kept, (len(data), source.shape[-1]), data.view(numbers.get(kept, np.uint8)))
 
 
-def _dequantize_any(source: GgufTensor) -> NDArray[np.float32]:
-    if source.type_name == "F32":
-        return source.data.view(np.float32)
-    from gguf import GGMLQuantizationType  # noqa: PLC0415 -- 0.3 s to import, rarely needed
-    from gguf.quants import dequantize  # noqa: PLC0415
+def _factor(file: GgufFile, name: str) -> float | None:
+    """The number by which a matrix is multiplied: NVFP4 files store its second scale as `blk.0.attn_q.scale`."""
+    scale = name.removesuffix("weight") + "scale"
+    if not name.endswith(".weight") or scale not in file.tensors:
+        return None
+    (value,) = _values(file, _tensor(file, scale, (1,))).tolist()
+    if not np.isfinite(value):
+        raise ModelError(f"{file.path}: tensor {scale} is {value}, expected a finite number")
+    return float(value)
 
-    values: NDArray[np.float32] = dequantize(source.data, GGMLQuantizationType(source.type_id))
-    return values
+
+def _values(file: GgufFile, source: GgufTensor) -> NDArray[np.float32]:
+    """All elements in a row."""
+    return dequantize(_matrix(file, source)).reshape(-1)
+
+
+def _architecture(file: GgufFile) -> str:
+    kind = file.metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelError(f"{file.path}: general.type is {kind!r}, expected a model")
+    architecture = file.metadata.get("general.architecture")
+    if architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    return str(architecture)
 
 
 def _refuse_features(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:

@@ -139,7 +139,9 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     Raises `ModelError` for tensors that do not fit config.json. Without `contents` only headers are known, not what the
     files hold: weights then have their formats and sizes, and cannot be read.
     """
-    quantized = quantized_reader(folder, checkpoint, contents=contents)
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    fused = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate, config.intermediate)}
+    quantized = quantized_reader(folder, checkpoint, contents=contents, fused=fused)
     # Gemma stores the difference from 1.
     tensors = _Tensors(folder, checkpoint, quantized, norm_offset=1.0 if config.architecture in _GEMMA else 0.0)
     prefix, hidden = language_prefix(checkpoint), config.hidden

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf_header import Header, TensorEntry, Value, damaged, read_header
+from octavo_inference.checkpoints.gguf_parts import read_other_parts
 from octavo_inference.common.errors import ModelError
 
 # ggml type -> name, elements per block, bytes per block
@@ -27,9 +28,40 @@ TYPES: dict[int, tuple[str, int, int]] = {
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    19: ("IQ1_S", 256, 50),
     20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
     23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1),
+    25: ("I16", 1, 2),
+    26: ("I32", 1, 4),
+    27: ("I64", 1, 8),
+    28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56),
     30: ("BF16", 1, 2),
+    34: ("TQ1_0", 256, 54),
+    35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
+    41: ("Q1_0", 128, 18),
+    42: ("Q2_0", 64, 18),
+}
+# Removed from the format, or never in files.
+_OTHERS = {
+    4: "Q4_2",
+    5: "Q4_3",
+    9: "Q8_1",
+    15: "Q8_K",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
 }
 
 
@@ -50,38 +82,52 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufFile:
-    """A parsed file. `header` is everything before the tensor data; `buffer` the whole file."""
+    """A parsed model: `path` and `metadata` of its first file, tensors of all.
+
+    `headers` are everything before the tensor data of each file, `buffers` the whole files.
+    """
 
     path: Path
     metadata: dict[str, Value]
     tensors: dict[str, GgufTensor]
-    header: NDArray[np.uint8]
-    buffer: NDArray[np.uint8]
+    headers: tuple[NDArray[np.uint8], ...]
+    buffers: tuple[NDArray[np.uint8], ...]
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Map a GGUF file (version 2 or 3, little endian). Raises `ModelError` for other or damaged files."""
-    header = read_header(path)
-    buffer = np.frombuffer(header.mapped, np.uint8)
+    """Map a GGUF file (version 2 or 3, little endian), or all files of a set by the first of them.
+
+    Raises `ModelError` for other, damaged or missing files.
+    """
+    first = read_header(path)
+    headers = [first, *read_other_parts(first)]
+    buffers = [np.frombuffer(header.mapped, np.uint8) for header in headers]
     tensors: dict[str, GgufTensor] = {}
-    for entry in header.entries:
-        if entry.name in tensors:
-            raise damaged(path, f"tensor {entry.name} occurs twice")
-        tensors[entry.name] = _view(header, buffer, entry)
+    for header, buffer in zip(headers, buffers, strict=True):
+        for entry in header.entries:
+            if entry.name in tensors:
+                raise damaged(header.path, f"tensor {entry.name} occurs twice")
+            tensors[entry.name] = _view(header, buffer, entry)
+        _refuse_overlaps(header, tensors)
+    before = tuple(buffer[: header.size] for header, buffer in zip(headers, buffers, strict=True))
+    return GgufFile(path, first.metadata, tensors, before, tuple(buffers))
+
+
+def _refuse_overlaps(header: Header, tensors: dict[str, GgufTensor]) -> None:
     placed = sorted(
         (entry.offset, entry.offset + tensors[entry.name].data.nbytes, entry.name) for entry in header.entries
     )
     for (_, end, first), (start, _, second) in pairwise(placed):
         if start < end:
-            raise damaged(path, f"tensors {first} and {second} overlap")
-    return GgufFile(path, header.metadata, tensors, buffer[: header.size], buffer)
+            raise damaged(header.path, f"tensors {first} and {second} overlap")
 
 
 def _view(header: Header, buffer: NDArray[np.uint8], entry: TensorEntry) -> GgufTensor:
     name, shape, path = entry.name, entry.shape, header.path
     if entry.type_id not in TYPES:
+        other = f" ({_OTHERS[entry.type_id]})" if entry.type_id in _OTHERS else ""
         known = ", ".join(known[0] for known in TYPES.values())
-        raise ModelError(f"{path}: tensor {name} has the ggml type {entry.type_id}, supported are {known}")
+        raise ModelError(f"{path}: tensor {name} has the ggml type {entry.type_id}{other}, supported are {known}")
     _, per_block, block_bytes = TYPES[entry.type_id]
     columns = shape[-1]
     rows = math.prod(shape[:-1])

@@ -187,11 +187,6 @@ def read_header(path: Path) -> Header:
         if key in metadata:
             raise cursor.fail(f"{key} occurs twice")
         metadata[key] = cursor.value(int(cursor.scalar("<I", f"type of {key}")), key)
-    parts = metadata.get("split.count")
-    if isinstance(parts, int) and parts > 1:
-        raise ModelError(
-            f"{path}: is one of {parts} parts of a model; merge them first: llama-gguf-split --merge FIRST-PART OUTPUT"
-        )
     entries = [_read_entry(cursor) for _ in range(tensor_count)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1) or alignment > 1 << 20:

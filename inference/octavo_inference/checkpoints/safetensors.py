@@ -23,10 +23,10 @@ from octavo_inference.common.errors import ModelError
 
 _MAX_HEADER = 100_000_000
 _SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors")
-_SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1} | {
-    "F8_E4M3": 1,
-    "F8_E8M0": 1,
-}
+# Types of whole bytes. Quantized checkpoints store smaller ones in bytes or words.
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1}
+_INTEGERS = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+_SIZES = _FLOATS | _INTEGERS
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -119,7 +119,7 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
     tensors = []
     for name, entry in entries.items():
         if entry.dtype not in _SIZES:
-            raise ModelError(f"{path}: tensor {name} has dtype {entry.dtype}, supported are F32, F16 and BF16")
+            raise ModelError(f"{path}: tensor {name} has dtype {entry.dtype}, supported are {', '.join(_SIZES)}")
         begin, end = entry.data_offsets
         expected = math.prod(entry.shape) * _SIZES[entry.dtype]
         if min(entry.shape, default=1) < 0 or not 0 <= begin <= end <= len(data) or end - begin != expected:

@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.quantized.described import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 # Layer types whose attention selects keys by position; others carry state or select keys by content.
@@ -47,6 +48,13 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
     names = data.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{path}: architectures is {names!r}, expected a list with the name of the model's class")
+    quantization = quantization_settings(folder)
+    if quantization is not None:
+        raise UnsupportedModelError(
+            f"{path}: {names[0]} cannot be served: only native kernels read quantized weights "
+            f"({quantization.method}), and they do not take this model ({missing}); use bf16, f16 or f32 weights or a "
+            "GGUF file"
+        )
     _refuse(path, names[0], data)
     return ForeignConfig(
         architecture=names[0],
@@ -62,10 +70,6 @@ def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:
     def refuse(reason: str) -> ModelError:
         return UnsupportedModelError(f"{path}: {name} cannot be served: {reason}")
 
-    quantisation = data.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method") if isinstance(quantisation, dict) else quantisation
-        raise refuse(f"its weights are quantised ({method}); use bf16, f16 or f32 weights or a GGUF file")
     if data.get("is_encoder_decoder") or data.get("add_cross_attention"):
         raise refuse("it is an encoder-decoder model; Octavo serves decoder-only models")
     if data.get("alibi") or data.get("model_type") in _ALIBI:

@@ -22,6 +22,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
 
+from octavo_inference.checkpoints.gguf_names import gguf_models
 from octavo_inference.download.transfer import (
     BrokenError,
     CorruptError,
@@ -168,13 +169,14 @@ class Hub:
 def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None, quantization: str = "") -> list[RemoteFile]:
     """The files to download: the weights in one format, and all that the tokenizer may need.
 
-    `shards`: the files in the weights' index, None without an index. `quantization` selects one of several GGUF files
-    by a part of its name, such as Q4_K_M. Raises PrefetchError when the weights are missing or ambiguous.
+    `shards`: the files in the weights' index, None without an index. `quantization` selects one of several GGUF models
+    by a part of its name, such as Q4_K_M. A GGUF model may be a set of files. Raises PrefetchError when the weights are
+    missing or ambiguous.
     """
     texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
     tensors = [file for file in files if file.name.endswith(".safetensors")]
     if quantization:
-        return [*texts, _gguf(files, quantization)]
+        return texts + _gguf(files, quantization)
     if shards is not None:
         missing = shards - {file.name for file in tensors}
         if missing:
@@ -183,25 +185,33 @@ def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None, quantizat
     if tensors:
         whole = [file for file in tensors if file.name == "model.safetensors"]
         return texts + (whole or tensors)
-    ggufs = [file for file in files if file.name.endswith(".gguf")]
-    if len(ggufs) == 1:
-        return texts + ggufs
-    if ggufs:
-        listed = ", ".join(file.name for file in ggufs[:3])
+    models = gguf_models(file.name for file in files)
+    if len(models) == 1:
+        return texts + _parts(files, models[0])
+    if models:
+        listed = ", ".join(model[0] for model in models[:3])
         raise PrefetchError(
-            f"the repository has {len(ggufs)} GGUF files ({listed}, …) and not one: put the one you want into an image "
-            "(oci://) or onto a volume (pvc://)"
+            f"the repository has {len(models)} GGUF files ({listed}, …) and not one: put the one you want into an "
+            "image (oci://) or onto a volume (pvc://)"
         )
     raise PrefetchError("the repository has no *.safetensors and no *.gguf at its top")
 
 
-def _gguf(files: Sequence[RemoteFile], quantization: str) -> RemoteFile:
-    names = [file.name for file in files if file.name.endswith(".gguf")]
-    found = [file for file in files if file.name in names and quantization.lower() in file.name.lower()]
+def _gguf(files: Sequence[RemoteFile], quantization: str) -> list[RemoteFile]:
+    models = gguf_models(file.name for file in files)
+    found = [model for model in models if quantization.lower() in model[0].lower()]
     if len(found) != 1:
-        listed = ", ".join(names) or "none"
+        listed = ", ".join(model[0] for model in models) or "none"
         raise PrefetchError(f"{len(found)} GGUF files have {quantization!r} in their name; there are: {listed}")
-    return found[0]
+    return _parts(files, found[0])
+
+
+def _parts(files: Sequence[RemoteFile], names: Sequence[str]) -> list[RemoteFile]:
+    by_name = {file.name: file for file in files}
+    missing = [name for name in names if name not in by_name]
+    if missing:
+        raise PrefetchError(f"the repository lacks {missing[0]}, one of the {len(names)} files of the model")
+    return [by_name[name] for name in names]
 
 
 def prefetch(

@@ -19,6 +19,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from octavo_inference.checkpoints.gguf_names import gguf_models
 from octavo_inference.checkpoints.resolve import EMBEDDED, find_model
 from octavo_inference.common.errors import ModelError
 from octavo_inference.download.hub import HUB, Hub, Meter, fetch
@@ -33,7 +34,7 @@ _TRUE = {"1", "true", "yes", "on"}
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model of the hub. `tag` selects a GGUF file by its quantization; `revision` is a branch, tag or commit."""
+    """A model of the hub. `tag` selects a GGUF model by its quantization; `revision` is a branch, tag or commit."""
 
     repo: str
     tag: str
@@ -133,7 +134,7 @@ def _token(environ: Mapping[str, str]) -> str | None:
 
 
 def _snapshot(remote: Remote, repo: str, commit: str, base: Path, tag: str, out: TextIO) -> Path:
-    """Download what is missing of a commit; the folder, or the GGUF file in it."""
+    """Download what is missing of a commit; the folder, or the first GGUF file in it."""
     folder = base / "snapshots" / commit
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -158,9 +159,10 @@ def _cached(model: RemoteModel, base: Path, why: str) -> Path:
     folder = base / "snapshots" / commit
     if not folder.is_dir():
         raise PrefetchError(f"{model.repo}@{model.revision} is not in {base.parent} ({why})", "SourceUnreachable")
-    found = [path for path in sorted(folder.glob("*.gguf")) if model.tag.lower() in path.name.lower()]
+    models = gguf_models(path.name for path in folder.iterdir())
+    found = [names[0] for names in models if model.tag.lower() in names[0].lower()]
     try:
-        return find_model(str(found[0] if model.tag and len(found) == 1 else folder))
+        return find_model(str(folder / found[0] if model.tag and len(found) == 1 else folder))
     except ModelError as error:
         raise PrefetchError(f"{error} ({why})", "SourceUnreachable") from error
 

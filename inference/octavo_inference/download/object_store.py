@@ -20,6 +20,7 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import GCSStore, S3Store
 
+from octavo_inference.checkpoints.gguf_names import part_names
 from octavo_inference.download.transfer import BrokenError, PrefetchError, RemoteFile, complete, wait
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ _ELSEWHERE = frozenset({"AuthorizationHeaderMalformed", "PermanentRedirect", "Il
 
 
 class Bucket:
-    """A client of one bucket. A model is named BUCKET/PREFIX, or BUCKET/PATH.gguf for one of several files."""
+    """A client of one bucket. A model is named BUCKET/PREFIX, or BUCKET/PATH.gguf for one of several."""
 
     def __init__(self, store: S3Store | GCSStore, sleep: Callable[[float], None] = time.sleep) -> None:
         self._store = store
@@ -118,8 +119,8 @@ class Bucket:
             else:
                 break
         files = [RemoteFile(meta["path"].rpartition("/")[2], meta["size"], None, None, _etag(meta)) for meta in found]
-        only = repo.rpartition("/")[2] if repo.endswith(".gguf") else ""
-        files = [file for file in files if file.name.endswith(_SUFFIXES) and only in ("", file.name)]
+        only = part_names(repo.rpartition("/")[2]) if repo.endswith(".gguf") else ()
+        files = [file for file in files if file.name.endswith(_SUFFIXES) and (not only or file.name in only)]
         if not files:
             where = repo if only else f"{repo}/"
             raise PrefetchError(f"the bucket has no model files at {where}", "ModelNotFound")

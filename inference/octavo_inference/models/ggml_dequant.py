@@ -48,7 +48,7 @@ def dequantize_blocks(format_: BlockFormat, data: NDArray[np.generic]) -> Floats
     return split_blocks(format_, data).dequantize()
 
 
-def _half(blocks: Bytes, at: int) -> Floats:
+def half(blocks: Bytes, at: int) -> Floats:
     """The fp16 number at a byte of each block, [blocks, 1]."""
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
@@ -65,24 +65,24 @@ def _five_bits(blocks: Bytes, at: int) -> Bytes:
 
 
 def _q4_0(blocks: Bytes) -> Blocks:
-    return Blocks(_nibbles(blocks[:, 2:]), 8, _half(blocks, 0))
+    return Blocks(_nibbles(blocks[:, 2:]), 8, half(blocks, 0))
 
 
 def _q4_1(blocks: Bytes) -> Blocks:
-    return Blocks(_nibbles(blocks[:, 4:]), 0, _half(blocks, 0), _half(blocks, 2))
+    return Blocks(_nibbles(blocks[:, 4:]), 0, half(blocks, 0), half(blocks, 2))
 
 
 def _q5_0(blocks: Bytes) -> Blocks:
-    return Blocks(_five_bits(blocks, 2), 16, _half(blocks, 0))
+    return Blocks(_five_bits(blocks, 2), 16, half(blocks, 0))
 
 
 def _q5_1(blocks: Bytes) -> Blocks:
-    return Blocks(_five_bits(blocks, 4), 0, _half(blocks, 0), _half(blocks, 2))
+    return Blocks(_five_bits(blocks, 4), 0, half(blocks, 0), half(blocks, 2))
 
 
 def _q8_0(blocks: Bytes) -> Blocks:
     # Two's complement with its upper bit turned is the number plus 128.
-    return Blocks((blocks[:, 2:] ^ np.uint8(0x80))[:, None], 128, _half(blocks, 0))
+    return Blocks((blocks[:, 2:] ^ np.uint8(0x80))[:, None], 128, half(blocks, 0))
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -90,7 +90,7 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
     low, high, rest = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scale = np.concatenate([low & 63, (rest & 15) | low >> 6 << 4], axis=1)
     minimum = np.concatenate([high & 63, rest >> 4 | high >> 6 << 4], axis=1)
-    return _half(blocks, 0) * scale.astype(np.float32), -(_half(blocks, 2) * minimum.astype(np.float32))
+    return half(blocks, 0) * scale.astype(np.float32), -(half(blocks, 2) * minimum.astype(np.float32))
 
 
 def _k_nibbles(packed: Bytes) -> Bytes:
@@ -115,7 +115,7 @@ def _q6_k(blocks: Bytes) -> Blocks:
     low = np.concatenate([nibbles & 15, nibbles >> 4], axis=2).reshape(-1, 2, 4, 32)
     shifts = np.array([0, 2, 4, 6], np.uint8)[None, None, :, None]
     upper = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> shifts & np.uint8(3)
-    scale: Floats = blocks[:, 192:208].view(np.int8).astype(np.float32) * _half(blocks, 208)
+    scale: Floats = blocks[:, 192:208].view(np.int8).astype(np.float32) * half(blocks, 208)
     return Blocks((low | upper << np.uint8(4)).reshape(-1, 16, 16), 32, scale)
 
 

@@ -13,7 +13,8 @@ from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.common.errors import ModelError
-from octavo_inference.tokenizer.tokenizer import Described, load_tokenizer, token_at, tokenizer_from_gguf
+from octavo_inference.tokenizer.tokenizer import load_tokenizer, tokenizer_from_gguf
+from octavo_inference.tokenizer.vocabulary import Described, token_at
 
 # What transformers loads a tokenizer.json as if no class is named.
 _ANY_CLASS = "PreTrainedTokenizerFast"

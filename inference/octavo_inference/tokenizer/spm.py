@@ -7,65 +7,48 @@ way to cut a piece into two others is a merge, in the order of the pieces (the c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 
-from octavo_inference.checkpoints.gguf_header import Value
 from octavo_inference.common.errors import ModelError
+from octavo_inference.tokenizer.added_tokens import add_tokens
+from octavo_inference.tokenizer.vocabulary import BYTE, CONTROL, SPACE, UNKNOWN, Vocabulary
 
-# Values of tokenizer.ggml.token_type
-_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
-_SPACE = "\u2581"
 _GEMMA = frozenset({"gemma", "gemma2", "gemma3"})
 _LONGEST_PIECE = 1024
-# Phi-3's turn markers strip the white space after them, these do not.
-_PLAIN_MARKS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
-def sentencepiece_tokenizer(path: Path, metadata: dict[str, Value], tokens: list[str], types: memoryview) -> Tokenizer:
+def sentencepiece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for an inconsistent vocabulary."""
-    architecture = metadata.get("general.architecture")
-    scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, memoryview) or len(scores) != len(tokens):
-        raise ModelError(f"{path}: tokenizer.ggml.scores does not have one entry per token")
+    tokens, types = vocabulary.tokens, vocabulary.types
+    scores = vocabulary.scores()
     longest = max(map(len, tokens), default=0)
     if longest > _LONGEST_PIECE:
-        raise ModelError(f"{path}: the vocabulary has a piece of {longest} characters, expected {_LONGEST_PIECE}")
-    gemma = architecture in _GEMMA
+        raise ModelError(
+            f"{vocabulary.path}: the vocabulary has a piece of {longest} characters, expected {_LONGEST_PIECE}"
+        )
+    gemma = vocabulary.metadata.get("general.architecture") in _GEMMA
     if gemma:
         # Runs of spaces are written plainly, and scores do not follow the order of merges: places in the file do.
-        tokens = [_SPACE * len(token) if token.strip(" ") == "" else token for token in tokens]
-    order = [-index for index in range(len(tokens))] if gemma else scores.tolist()
+        tokens = [SPACE * len(token) if token.strip(" ") == "" else token for token in tokens]
+        scores = [-float(index) for index in range(len(tokens))]
     vocab = {token: index for index, token in enumerate(tokens)}
-    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == _UNKNOWN), None)
-    bytes_there = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-    if unknown is None and not bytes_there:
-        raise ModelError(f"{path}: the vocabulary has neither an unknown token nor one for each byte")
-    ranked = zip(tokens, order, types, strict=True)
-    mergeable = [(token, score) for token, score, kind in ranked if kind not in (_UNKNOWN, _CONTROL, _BYTE)]
+    unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
+    if unknown is None and not vocabulary.has_bytes:
+        raise ModelError(f"{vocabulary.path}: the vocabulary has neither an unknown token nor one for each byte")
+    ranked = zip(tokens, scores, types, strict=True)
+    mergeable = [(token, score) for token, score, kind in ranked if kind not in (UNKNOWN, CONTROL, BYTE)]
     merges = list(_merges(vocab, mergeable))
     model = models.BPE(
-        vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=bytes_there, dropout=None
+        vocab=vocab, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=vocabulary.has_bytes, dropout=None
     )
     tokenizer = Tokenizer(model)
-    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", not gemma))
-    replace = normalizers.Replace(" ", _SPACE)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), replace]) if prefix else replace
-    steps: list[decoders.Decoder] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    prefix = vocabulary.flag("add_space_prefix", default=not gemma)
+    replace = normalizers.Replace(" ", SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if prefix else replace
+    steps: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if prefix else steps)
-
-    swallows = architecture == "phi3"
-    special = [token for token, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)]
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, special=True, normalized=False, rstrip=swallows and token not in _PLAIN_MARKS)
-            for token in special
-        ]
-    )
-    user = [token for token, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-    # Runs of spaces are merged after spaces have been replaced; matched before, they would never be found.
-    tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in user if t.strip(_SPACE)])
+    add_tokens(tokenizer, vocabulary)
     return tokenizer
 
 

@@ -12,23 +12,27 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.weights import LayerWeights
+
 HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB = 64, 2, 1, 32, 96, 40
 
 
-def matrices(rng: np.random.Generator) -> dict[str, np.ndarray]:
+def matrices(rng: np.random.Generator, hidden: int = HIDDEN, ffn: int = FFN) -> dict[str, np.ndarray]:
     """One layer's tensors by their names in safetensors checkpoints."""
+    dim = hidden // HEADS
     shapes = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "model.layers.0.input_layernorm.weight": (HIDDEN,),
-        "model.layers.0.post_attention_layernorm.weight": (HIDDEN,),
-        "model.layers.0.self_attn.q_proj.weight": (HEADS * DIM, HIDDEN),
-        "model.layers.0.self_attn.k_proj.weight": (KV_HEADS * DIM, HIDDEN),
-        "model.layers.0.self_attn.v_proj.weight": (KV_HEADS * DIM, HIDDEN),
-        "model.layers.0.self_attn.o_proj.weight": (HIDDEN, HEADS * DIM),
-        "model.layers.0.mlp.gate_proj.weight": (FFN, HIDDEN),
-        "model.layers.0.mlp.up_proj.weight": (FFN, HIDDEN),
-        "model.layers.0.mlp.down_proj.weight": (HIDDEN, FFN),
+        "model.embed_tokens.weight": (VOCAB, hidden),
+        "model.norm.weight": (hidden,),
+        "model.layers.0.input_layernorm.weight": (hidden,),
+        "model.layers.0.post_attention_layernorm.weight": (hidden,),
+        "model.layers.0.self_attn.q_proj.weight": (HEADS * dim, hidden),
+        "model.layers.0.self_attn.k_proj.weight": (KV_HEADS * dim, hidden),
+        "model.layers.0.self_attn.v_proj.weight": (KV_HEADS * dim, hidden),
+        "model.layers.0.self_attn.o_proj.weight": (hidden, HEADS * dim),
+        "model.layers.0.mlp.gate_proj.weight": (ffn, hidden),
+        "model.layers.0.mlp.up_proj.weight": (ffn, hidden),
+        "model.layers.0.mlp.down_proj.weight": (hidden, ffn),
     }
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
@@ -62,13 +66,17 @@ def write_gguf(
     *,
     architecture: str = "llama",
     pre: str = "gpt-2",
+    hidden: int = HIDDEN,
+    ffn: int = FFN,
+    split: int = 0,
     extra: Callable[[gguf.GGUFWriter], None] = lambda _: None,
 ) -> Path:
-    writer = gguf.GGUFWriter(path, architecture)
+    """`split`: the number of tensors in each file of a set, 0 for one file."""
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     writer.add_block_count(1)
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(FFN)
+    writer.add_embedding_length(hidden)
+    writer.add_feed_forward_length(ffn)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -155,6 +163,13 @@ def write_quantized(folder: Path, described: dict[str, Any], typed: dict[str, Ty
 def linear_modules(tensors: dict[str, np.ndarray]) -> list[str]:
     """The linear layers of a decoder layer, as `model.layers.0.mlp.up_proj`."""
     return [name.removesuffix(".weight") for name in tensors if name.endswith("_proj.weight")]
+
+
+def loaded_layer(folder: Path) -> LayerWeights:
+    """The first layer's weights."""
+    model = load_model(str(folder))
+    assert isinstance(model, LoadedModel)
+    return model.weights.layers[0]
 
 
 @pytest.fixture

@@ -164,7 +164,11 @@ class Gguf:
         ([("k", 9, struct.pack("<IQ", 9, 1))], [], "array of the unsupported type 9"),
         ([("k", 9, struct.pack("<IQ", 8, 2**60))], [], "more than the file can hold"),
         ([("k", 8, struct.pack("<Q", 2**63))], [], "more than the file can hold"),
-        ([("split.count", 2, struct.pack("<H", 3))], [], "one of 3 parts of a model; merge them first"),
+        (
+            [("split.count", 2, struct.pack("<H", 3))],
+            [],
+            "split.count is 3, so the file must be named as one of that many parts",
+        ),
         ([("general.alignment", 4, struct.pack("<I", 24))], [], "expected a power of two"),
     ],
 )

@@ -45,21 +45,6 @@ def test_every_gguf_format_gives_the_values_that_ggufs_own_reader_gives(
     np.testing.assert_array_equal(dequantize(model.weights.final_norm), tensors["model.norm.weight"])
 
 
-def test_formats_without_a_kernel_become_bfloat16(tmp_path: Path, tensors: Tensors) -> None:
-    blocks = np.random.default_rng(0).integers(0, 64, (40, 2, 18), dtype=np.uint8)
-    raw = blocks.reshape(40, 36)
-
-    def add(writer: gguf.GGUFWriter) -> None:
-        writer.add_tensor("output.weight", raw, raw_dtype=Kind.IQ4_NL)
-
-    model = load_model(str(write_gguf(tmp_path / "m.gguf", tensors, Kind.Q4_0, extra=add)))
-    values = gguf.quants.dequantize(raw, Kind.IQ4_NL)
-    assert model.weights.lm_head.format == "bf16"
-    np.testing.assert_array_equal(
-        dequantize(model.weights.lm_head), dequantize(Tensor("bf16", values.shape, bf16_bits(values)))
-    )
-
-
 def test_quantised_blocks_stay_views_of_the_file(tmp_path: Path, tensors: Tensors) -> None:
     model = load_model(str(write_gguf(tmp_path / "m.gguf", tensors, Kind.Q4_1)))
     down = model.weights.layers[0].down
@@ -167,7 +152,10 @@ def test_the_built_in_model_is_found_without_importing_its_package() -> None:
             "short_factor has 1 entries, expected 16 positive numbers",
         ),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope scaling llama3 is incomplete: 'factor'"),
-        ({"quantization_config": {"quant_method": "awq"}}, r"its weights are quantised \(awq\)"),
+        (
+            {"quantization_config": {"quant_method": "eetq"}},
+            r"quantized weights \(eetq\), .*quant_method 'eetq' is not supported; supported are auto-round, ",
+        ),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": -1}, "sliding_window is -1, expected a number"),
         (
             {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "layer_types": ["chunked_attention"]},

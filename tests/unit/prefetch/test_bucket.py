@@ -124,6 +124,13 @@ def test_one_of_several_ggufs_is_named(bucket: FakeBucket, fetch: Callable[..., 
     assert names(tmp_path) == {"Q4.gguf", "top.gguf"}
 
 
+def test_any_part_names_its_set(bucket: FakeBucket, fetch: Callable[..., list[str]], tmp_path: Path) -> None:
+    parts = ("Q4-00001-of-00002.gguf", "Q4-00002-of-00002.gguf")
+    bucket.files = {"a/Q8.gguf": b"8" * 100} | {f"a/{part}": b"4" * 100 for part in parts}
+    fetch(f"s3://models/a/{parts[1]}")
+    assert names(tmp_path) == set(parts)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_model_is_described_from_the_heads_of_its_files(scheme: str, bucket: FakeBucket, tmp_path: Path) -> None:
     weights = find_model("smollm2").read_bytes()

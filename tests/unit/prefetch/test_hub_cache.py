@@ -103,6 +103,15 @@ def test_a_quantization_selects_one_of_several_files(environ: dict[str, str], hu
         local_model("org/tiny:Q2", environ, io.StringIO())
 
 
+def test_a_quantization_in_several_files_is_found_again(environ: dict[str, str], hub: FakeHub) -> None:
+    parts = ("tiny-Q8_0-00001-of-00002.gguf", "tiny-Q8_0-00002-of-00002.gguf")
+    hub.files = {"tiny-Q4_K_M.gguf": b"4" * 2000, **dict.fromkeys(parts, b"8" * 2000)}
+    found = local_model("org/tiny:Q8_0", environ, io.StringIO())
+    assert found.path.endswith(parts[0])
+    assert Path(found.path).with_name(parts[1]).exists()
+    assert local_model("org/tiny:Q8_0", environ | {"HF_HUB_OFFLINE": "1"}, io.StringIO()) == found
+
+
 @pytest.mark.parametrize("variable", ["HF_TOKEN", "a file"])
 def test_a_gated_model_takes_the_usual_token(
     variable: str, environ: dict[str, str], hub: FakeHub, tmp_path: Path

@@ -8,7 +8,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.unit.model.conftest import matrices, write_gguf
 from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 
 from octavo_inference.checkpoints.resolve import find_model
@@ -111,6 +113,19 @@ def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Pat
     assert hub.sent < len(weights) / 5
     used = sum(path.stat().st_blocks * 512 for path in tmp_path.iterdir())
     assert used < len(weights) / 5, "a sparse file"
+
+
+def test_a_gguf_in_several_files_is_described_from_all_of_them(hub: FakeHub, tmp_path: Path) -> None:
+    parts, out = tmp_path / "parts", tmp_path / "out"
+    parts.mkdir()
+    out.mkdir()
+    write_gguf(parts / "m.gguf", matrices(np.random.default_rng(0)), split=4)
+    hub.files = {path.name: path.read_bytes() for path in parts.iterdir()}
+    report = inspect_remote(Hub(hub.url, None), "org/tiny", "main", out)
+    local = inspect(str(parts))
+    assert (report.parameters, report.weights) == (local.parameters, local.weights)
+    whole = write_gguf(tmp_path / "m.gguf", matrices(np.random.default_rng(0)))
+    assert (local.parameters, local.weights) == (inspect(str(whole)).parameters, inspect(str(whole)).weights)
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,19 @@ def test_one_gguf_is_taken_and_several_are_refused() -> None:
         choose(remote("pytorch_model.bin"), None)
 
 
+Q4, Q8 = ("m-Q4-00001-of-00002.gguf", "m-Q4-00002-of-00002.gguf"), ("m-Q8-00001-of-00002.gguf",)
+
+
+def test_a_gguf_in_several_files_is_one_model() -> None:
+    beside = ("m-imatrix.gguf", "mmproj-F16.gguf", "m.imatrix")
+    assert [file.name for file in choose(remote(*reversed(Q4), *beside, "config.json"), None)] == ["config.json", *Q4]
+    assert [file.name for file in choose(remote(*Q8, *Q4), None, "q4")] == [*Q4]
+    with pytest.raises(PrefetchError, match=r"2 GGUF files \(m-Q4-00001-of-00002.gguf, m-Q8-00001-of-00002.gguf"):
+        choose(remote(*Q4, *Q8), None)
+    with pytest.raises(PrefetchError, match=r"lacks m-Q8-00002-of-00002.gguf, one of the 2 files of the model"):
+        choose(remote(*Q8, *Q4), None, "Q8")
+
+
 def test_targets() -> None:
     assert parse("hf://org/repo") == ("org/repo", "main")
     assert parse("hf://org/repo@refs/pr/1") == ("org/repo", "refs/pr/1")

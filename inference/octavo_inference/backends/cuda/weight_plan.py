@@ -126,8 +126,8 @@ def _rows_within(whole: Tensor, part: Matrix) -> slice | None:
     """Rows of `whole` that `part` is a view of, None with memory of its own: a tied head, or a rank's shard of it."""
     if not isinstance(part, Tensor):
         return None
-    pitch = whole.data.strides[0]
-    first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
+    if (part.format, part.shape[1:], part.data.strides) != (whole.format, whole.shape[1:], whole.data.strides):
+        return None
+    first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, whole.data.strides[0])
     end = first + part.shape[0]
-    same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
-    return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None
+    return slice(first, end) if rest == 0 and 0 <= first < end <= whole.shape[0] else None

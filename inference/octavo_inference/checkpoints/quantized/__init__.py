@@ -6,37 +6,63 @@ layer's tensors against config.json, and returns a `GroupedMatrix`, which is rea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from octavo_inference.checkpoints.jsonfile import optional_json
-from octavo_inference.checkpoints.quantized import fp8
+from octavo_inference.checkpoints.quantized import (
+    auto_round,
+    awq,
+    bitsandbytes,
+    compressed_tensors,
+    fp8,
+    gptq,
+    hqq,
+    modelopt,
+    mxfp4,
+    quark,
+)
+from octavo_inference.checkpoints.quantized.cache_scales import check_cache_scales
+from octavo_inference.checkpoints.quantized.described import quantization_settings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.safetensors import Checkpoint
-from octavo_inference.common.errors import ModelError, UnsupportedModelError
+from octavo_inference.common.errors import UnsupportedModelError
 
 __all__ = ["QuantizedReader", "quantized_reader"]
 
-_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {"fp8": fp8.reader}
+_METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
+    "auto-round": auto_round.reader,
+    "awq": awq.reader,
+    "bitsandbytes": bitsandbytes.reader,
+    "compressed-tensors": compressed_tensors.reader,
+    "fbgemm_fp8": fp8.reader,
+    "fp8": fp8.reader,
+    "gptq": gptq.reader,
+    "hqq": hqq.reader,
+    "intel/auto-round": auto_round.reader,
+    "modelopt": modelopt.reader,
+    "modelopt_fp4": modelopt.reader,
+    "modelopt_mixed": modelopt.reader,
+    "mxfp4": mxfp4.reader,
+    "quark": quark.reader,
+}
 
 
-def quantized_reader(folder: Path, checkpoint: Checkpoint, *, contents: bool) -> QuantizedReader | None:
-    """What reads the quantized matrices of a folder, None without a `quantization_config`.
+def quantized_reader(
+    folder: Path, checkpoint: Checkpoint, *, contents: bool, fused: Mapping[str, tuple[int, ...]] | None = None
+) -> QuantizedReader | None:
+    """What reads the quantized matrices of a folder, None without a description of any.
 
-    Without `contents` nothing but the headers of the files is known. Raises `UnsupportedModelError` for an unknown
-    method, `ModelError` for a damaged description.
+    Without `contents` nothing but the headers of the files is known. `fused` has the rows of the parts of stacked
+    layers, as in `Source`. Raises `UnsupportedModelError` for an unknown method, `ModelError` for damaged settings.
     """
-    path = folder / "config.json"
-    data = optional_json(path)
-    text = data.get("text_config")
-    given = data.get("quantization_config") or (text.get("quantization_config") if isinstance(text, dict) else None)
-    if not given:
+    settings = quantization_settings(folder)
+    if settings is None:
         return None
-    if not isinstance(given, dict):
-        raise ModelError(f"{path}: quantization_config is {given!r}, expected an object")
-    method = given.get("quant_method")
-    if method not in _METHODS:
+    if settings.method not in _METHODS:
         raise UnsupportedModelError(
-            f"{path}: quantization_config.quant_method {method!r} is not supported; supported are {', '.join(_METHODS)}"
+            f"{settings.path}: quantization_config.quant_method {settings.method!r} is not supported; supported are "
+            f"{', '.join(_METHODS)}"
         )
-    return _METHODS[method](Source(folder, checkpoint, given, contents))
+    source = Source(folder, checkpoint, settings.values, contents, settings.path, fused or {})
+    check_cache_scales(source)
+    return _METHODS[str(settings.method)](source)

@@ -1,8 +1,9 @@
-"""FP8 checkpoints (`quant_method` fp8): float8_e4m3fn weights with scales of the tensor, of rows, or of blocks.
+"""FP8 checkpoints (`quant_method` fp8, fbgemm_fp8): float8_e4m3fn weights, scales of the tensor, of rows or of blocks.
 
-Names and meaning as in transformers' FineGrainedFP8Config and vLLM's Fp8Config: `weight_scale_inv` [ceil(rows / 128),
-ceil(columns / 128)] with `weight_block_size`, else `weight_scale`. Weights are multiplied by either. Scales of
-activations (`input_scale`) are not used: activations keep more bits, or get a scale for each token.
+Names and meaning as in transformers' FineGrainedFP8Config and FbgemmFp8Config and in vLLM's Fp8Config:
+`weight_scale_inv` [ceil(rows / 128), ceil(columns / 128)] with `weight_block_size`, else `weight_scale`. Weights are
+multiplied by either. A layer is quantized if its weights are float8: names in `modules_to_not_convert` and
+`ignored_layers` are matched in different ways by different programs, the types of tensors are not.
 """
 
 from __future__ import annotations
@@ -11,42 +12,84 @@ from typing import Any
 
 import numpy as np
 
-from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.scale_grid import scale_grid
+from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, common_group
+from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
+
+_SCHEMES = (None, "static", "dynamic")
 
 
 def reader(source: Source) -> QuantizedReader:
-    """Reads the linear layers whose weights are float8. Raises `ModelError` for a block size that is none."""
+    """Reads the linear layers whose weights are float8. Raises `ModelError` for settings that are none."""
     block = _block_size(source, source.settings.get("weight_block_size"))
+    scheme = source.settings.get("activation_scheme")
+    if scheme not in _SCHEMES:
+        raise ModelError(
+            f"{source.config}: quantization_config.activation_scheme is {scheme!r}, expected 'static' or 'dynamic'"
+        )
+
+    for key in ("modules_to_not_convert", "ignored_layers"):
+        given = source.settings.get(key)
+        if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
+            raise ModelError(f"{source.config}: quantization_config.{key} is {given!r}, expected a list of names")
 
     def matrix(module: str, rows: int, columns: int) -> GroupedMatrix | None:
         raw = source.find(module + ".weight")
         if raw is None or raw.dtype != "F8_E4M3":
             return None
-        values = source.array(module + ".weight", ("F8_E4M3",), (rows, columns)).view(np.uint8)
-        height, width = block or (rows, columns)
-        name = module + ".weight_scale_inv"
-        if source.find(name) is None:
-            name = module + ".weight_scale"
-        grid = (-(-rows // height), -(-columns // width))
-        scales = source.scales(name, *([grid] if block else [(), (1,), (rows,), (rows, 1)]))
-        scales = scales.reshape(grid) if block else np.broadcast_to(scales.reshape(-1, 1), (rows, 1))
-        group = common_group(columns, width)
-        starts = np.arange(0, columns, group) // width
-
-        def read(start: int, end: int) -> Groups:
-            height_of = np.arange(start, end) // height if block else np.arange(start, end)
-            return Groups(values[start:end], scales[height_of][:, starts])
-
-        return GroupedMatrix("fp8", (rows, columns), Grouping("fp8", group), read, (values,))
+        names = (module + ".weight_scale_inv", module + ".weight_scale")
+        name = next((name for name in names if source.find(name)), names[0 if block else 1])
+        check_activation_scales(source, module)
+        return float8(
+            source, "fp8", module + ".weight", name, (rows, columns), block or whole_or_rows(source, name, rows)
+        )
 
     return matrix
+
+
+def float8(
+    source: Source,
+    format_: str,
+    weight: str,
+    scale: str,
+    shape: tuple[int, int],
+    block: tuple[int, int] | None,
+    dtypes: tuple[str, ...] = (*FLOATS, "F8_E8M0"),
+) -> GroupedMatrix:
+    """A matrix of float8 with scales for blocks of `block` rows and columns, None: one scale."""
+    values = source.array(weight, ("F8_E4M3",), shape).view(np.uint8)
+    grid = scale_grid(source, scale, *shape, block or shape, dtypes)
+
+    def read(start: int, end: int) -> Groups:
+        return Groups(values[start:end], grid.rows(start, end))
+
+    return GroupedMatrix(format_, shape, Grouping("fp8", grid.group), read, (values, grid.numbers.data))
+
+
+def whole_or_rows(source: Source, scale: str, rows: int) -> tuple[int, int] | None:
+    """The block of one row if there are as many scales as rows, None for one scale."""
+    raw = source.find(scale)
+    columns = 1 << 62  # more than any matrix has
+    return (1, columns) if raw is not None and raw.shape in ((rows,), (rows, 1)) else None
+
+
+def check_activation_scales(source: Source, module: str) -> None:
+    """Raises `ModelError` for scales of a layer's activations that cannot be scales.
+
+    They are not used. A static scale serves kernels that multiply 8 bits by 8 bits, and clips activations beyond those
+    of a calibration. Here activations keep more bits, or get a scale for each token, which clips none.
+    """
+    parts = len(source.fused.get(module.rpartition(".")[2], ()))
+    for name in ("input_scale", "activation_scale", "input_global_scale"):
+        raw = source.find(f"{module}.{name}")
+        if raw is not None and raw.dtype in FLOATS:
+            source.positive(raw.name, (), (1,), (1, 1), (parts,))
 
 
 def _block_size(source: Source, given: Any) -> tuple[int, int] | None:
     if given is None:
         return None
-    if not isinstance(given, list) or len(given) != 2 or not all(isinstance(n, int) and n > 0 for n in given):
+    if not isinstance(given, list) or len(given) != 2 or not all(type(n) is int and n > 0 for n in given):
         raise ModelError(f"{source.config}: quantization_config.weight_block_size is {given!r}, expected two sizes")
     return given[0], given[1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.common.memory_advice import release
+from octavo_inference.models.groups import Floats, GroupedMatrix, e4m3_levels
 from octavo_inference.models.weights import bf16_values
 
 QuantizedReader = Callable[[str, int, int], GroupedMatrix | None]
@@ -32,22 +34,49 @@ _NUMPY: dict[str, type[np.generic]] = {
     "F8_E4M3": np.uint8,
     "F8_E8M0": np.uint8,
 }
-_FLOATS = ("F32", "F16", "BF16")
+FLOATS = ("F32", "F16", "BF16")
+E8M0 = ("U8", "F8_E8M0")
+"""Types of a power of two as its exponent + 127."""
+# Elements of scales that are checked at a time.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNumbers:
+    """Numbers of a mapped file, [rows, ...], which become float32 when they are read."""
+
+    dtype: str
+    data: NDArray[np.generic]
+
+    def rows(self, start: int, end: int) -> Floats:
+        """Some rows."""
+        part = self.data[start:end]
+        if self.dtype == "BF16":
+            return bf16_values(part.astype(np.uint16, copy=False))
+        if self.dtype == "F8_E4M3" or self.dtype in E8M0:
+            levels = e8m0_levels() if self.dtype in E8M0 else e4m3_levels()
+            return levels[part.astype(np.uint8, copy=False)]
+        return part.astype(np.float32, copy=False)
+
+    def reshape(self, *shape: int) -> StoredNumbers:
+        """The same numbers in another shape."""
+        return StoredNumbers(self.dtype, self.data.reshape(shape))
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A quantized checkpoint: `settings` is its quantization_config. Without `contents` only headers are known."""
+    """A quantized checkpoint: `settings` is what the file `config` says about its quantization.
+
+    Without `contents` only headers are known. `fused` has the rows of each part of a layer in which a checkpoint stacks
+    several, by the layer's name, as in `qkv_proj`.
+    """
 
     folder: Path
     checkpoint: Checkpoint
     settings: dict[str, Any]
     contents: bool
-
-    @property
-    def config(self) -> Path:
-        """The file that describes the quantization."""
-        return self.folder / "config.json"
+    config: Path
+    fused: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def find(self, name: str) -> RawTensor | None:
         """A tensor, None without it."""
@@ -61,14 +90,51 @@ class Source:
         if raw.dtype not in dtypes:
             raise ModelError(f"{self.folder}: tensor {name} has dtype {raw.dtype}, expected {' or '.join(dtypes)}")
         if raw.shape not in shapes:
-            expected = " or ".join(str(list(shape)) for shape in shapes)
+            expected = " or ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
             raise ModelError(f"{self.folder}: tensor {name} has shape {list(raw.shape)}, expected {expected}")
         return raw.data.view(_NUMPY[raw.dtype]).reshape(raw.shape)
 
-    def scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.float32]:
-        """Scales in float32. Raises `ModelError` also for those that are not finite."""
-        array = self.array(name, _FLOATS, *shapes)
-        values = bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
-        if not np.isfinite(values).all():
-            raise ModelError(f"{self.folder}: tensor {name} has scales that are not finite numbers")
+    def numbers(self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> StoredNumbers:
+        """Scales, which stay in their file. Raises `ModelError` also for those that are not finite."""
+        array = self.array(name, dtypes, *shapes)
+        numbers = StoredNumbers(self.checkpoint.tensors[name].dtype, array)
+        if self.contents:
+            flat = numbers.reshape(-1)
+            for start in range(0, array.size, _PIECE):
+                wrong = np.flatnonzero(~np.isfinite(flat.rows(start, start + _PIECE)))
+                if len(wrong):
+                    value = flat.rows(start + wrong[0], start + wrong[0] + 1)[0]
+                    raise ModelError(
+                        f"{self.folder}: tensor {name} has scales that are not finite numbers: {value} at index "
+                        f"{start + wrong[0]}"
+                    )
+            release(array)
+        return numbers
+
+    def scales(self, name: str, *shapes: tuple[int, ...]) -> Floats:
+        """Few scales, in float32. Raises `ModelError` also for those that are not finite."""
+        numbers = self.numbers(name, FLOATS, *shapes)
+        return numbers.reshape(-1).rows(0, numbers.data.size).reshape(numbers.data.shape)
+
+    def positive(self, name: str, *shapes: tuple[int, ...]) -> Floats:
+        """Few scales. Raises `ModelError` for those that are not finite and above 0."""
+        values = self.scales(name, *shapes)
+        if self.contents and not (values > 0).all():
+            raise ModelError(f"{self.folder}: tensor {name} has the scale {values.min()}, expected more than 0")
         return values
+
+    def checked_scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.generic]:
+        """Scales as stored, for `floats`: a view of the file. Raises as `numbers` does."""
+        return self.numbers(name, FLOATS, *shapes).data
+
+
+def floats(array: NDArray[np.generic]) -> Floats:
+    """float32 of what `Source.array` gives for floats: bfloat16 comes as bits."""
+    return bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
+
+
+@cache
+def e8m0_levels() -> Floats:
+    """The number of each float8_e8m0: 2 ** (bits - 127); 255 is NaN."""
+    powers = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
+    return np.append(powers, np.float32(np.nan))

@@ -1,0 +1,207 @@
+"""The schemes of a compressed-tensors checkpoint: how the weights of each layer are stored, by its name. Pure.
+
+Keys and defaults as in QuantizationConfig and QuantizationArgs of the package compressed-tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
+
+PACKED = "pack-quantized"
+INTEGER, FLOAT, NAIVE = "int-quantized", "float-quantized", "naive-quantized"
+NVFP4, MXFP4, MXFP8 = "nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"
+DENSE = "dense"
+_MIXED = "mixed-precision"
+_FORMATS = (PACKED, INTEGER, FLOAT, NAIVE, NVFP4, MXFP4, MXFP8, DENSE)
+_STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+# A language model inside of a multimodal one: names of modules and of tensors differ in releases of transformers.
+_PREFIXES = ("model.language_model.", "language_model.model.")
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """How the weights of layers are stored: `bits` of integers or floats, and the rows and columns that share a scale.
+
+    `block` is None for one scale. `ordered`: groups are those of a permutation of the columns.
+    """
+
+    format: str
+    bits: int
+    floats: bool
+    symmetric: bool
+    strategy: str
+    block: tuple[int, int] | None
+    ordered: bool
+
+    @property
+    def grouped(self) -> bool:
+        """Whether rows have scales for groups of columns."""
+        return self.strategy in {"group", "tensor_group"}
+
+
+@dataclass(frozen=True, slots=True)
+class Schemes:
+    """Schemes by target, which is a class, a layer's name or `re:` with a pattern; `ignored` layers have none."""
+
+    targets: Mapping[str, Scheme | None]
+    ignored: tuple[str, ...]
+
+    def of(self, module: str) -> Scheme | None:
+        """The scheme of a linear layer: of its name, else of a pattern that it begins with, else of all layers."""
+        names = tuple(_names(module))
+        if any(_matches(names, target) for target in self.ignored):
+            return None
+        for target in sorted(self.targets, key=lambda target: (target == "Linear", "re:" in target, target)):
+            if _matches(names, target):
+                return self.targets[target]
+        return None
+
+
+def read_schemes(path: Path, settings: dict[str, Any]) -> Schemes:
+    """The schemes of `quantization_config` of the file `path`.
+
+    Raises `ModelError` for values that cannot be, `UnsupportedModelError` for formats that are not supported.
+    """
+    whole = settings.get("format") or DENSE
+    if whole != _MIXED:
+        _supported(path, "format", whole)
+    groups = settings.get("config_groups") or {}
+    if not isinstance(groups, dict):
+        raise ModelError(f"{path}: quantization_config.config_groups is {groups!r}, expected an object")
+    targets: dict[str, Scheme | None] = {}
+    for name, group in groups.items():
+        key = f"config_groups.{name}"
+        if not isinstance(group, dict):
+            raise ModelError(f"{path}: quantization_config.{key} is {group!r}, expected an object")
+        scheme = _scheme(path, key, group, whole)
+        targets |= dict.fromkeys(_strings(path, f"{key}.targets", group.get("targets")), scheme)
+    return Schemes(targets, _strings(path, "ignore", settings.get("ignore")))
+
+
+def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> Scheme | None:
+    weights = group.get("weights")
+    if weights is None:
+        return None
+    key += ".weights"
+    if not isinstance(weights, dict):
+        raise ModelError(f"{path}: quantization_config.{key} is {weights!r}, expected an object")
+    bits = _number(path, f"{key}.num_bits", weights.get("num_bits", 8), 1, 8)
+    kind = weights.get("type", "int")
+    if kind not in ("int", "float"):
+        raise ModelError(f"{path}: quantization_config.{key}.type is {kind!r}, expected 'int' or 'float'")
+    floats = kind == "float"
+    if floats and bits not in {4, 8}:
+        raise UnsupportedModelError(
+            f"{path}: quantization_config.{key} has floats of {bits} bits; supported are floats of 4 and 8 bits"
+        )
+    symmetric = weights.get("symmetric", True)
+    if not isinstance(symmetric, bool) or (floats and not symmetric):
+        expected = "true: floats have no zero points" if floats else "true or false"
+        raise ModelError(f"{path}: quantization_config.{key}.symmetric is {symmetric!r}, expected {expected}")
+    strategy, block = _strategy(path, key, weights)
+    given = group.get("format") or (whole if whole != _MIXED else _usual(floats, bits, block, group))
+    format_ = _supported(path, key.removesuffix("weights") + "format", given)
+    if not _holds(format_, floats, bits, block):
+        stored = f"{bits}-bit {'floats' if floats else 'integers'}"
+        raise ModelError(
+            f"{path}: quantization_config.{key} describes {stored} by {strategy}, which {format_} does not hold"
+        )
+    ordered = weights.get("actorder") in (True, "group", "dynamic")
+    return Scheme(format_, bits, floats, symmetric, strategy, block, ordered)
+
+
+def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:
+    """The strategy, and the rows and columns that share a scale; None are all."""
+    group = weights.get("group_size")
+    if group is not None:
+        group = _number(path, f"{key}.group_size", group, -1, 1 << 31)
+    strategy = weights.get("strategy")
+    if strategy is None:
+        strategy = "tensor" if group is None else "group" if group > 0 else "channel"
+    if strategy not in _STRATEGIES:
+        raise UnsupportedModelError(
+            f"{path}: quantization_config.{key}.strategy {strategy!r} is not supported; supported are "
+            f"{', '.join(_STRATEGIES)}"
+        )
+    if strategy == "tensor":
+        return strategy, None
+    if strategy == "channel":
+        return strategy, (1, 1 << 31)
+    if strategy == "block":
+        sizes = weights.get("block_structure")
+        if isinstance(sizes, str):  # older checkpoints have "128x128"
+            sizes = [int(size) if size.isdecimal() else size for size in sizes.split("x")]
+        if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
+            raise ModelError(f"{path}: quantization_config.{key}.block_structure is {sizes!r}, expected two sizes")
+        return strategy, (sizes[0], sizes[1])
+    if group is None or group < 1:
+        raise ModelError(f"{path}: quantization_config.{key}.group_size is {group!r}, expected the columns of a group")
+    return strategy, (1, group)
+
+
+def _holds(format_: str, floats: bool, bits: int, block: tuple[int, int] | None) -> bool:
+    """Whether a format holds such weights."""
+    if format_ in {PACKED, INTEGER}:
+        return not floats
+    if format_ in {NVFP4, MXFP4, MXFP8}:
+        return floats and (bits, block) == {NVFP4: (4, (1, 16)), MXFP4: (4, (1, 32)), MXFP8: (8, (1, 32))}[format_]
+    return format_ == DENSE or (bits == 8 if floats else format_ == NAIVE)
+
+
+def _usual(floats: bool, bits: int, block: tuple[int, int] | None, group: dict[str, Any]) -> str:
+    """The format in which compressed-tensors stores a scheme that names none."""
+    if floats and bits == 4:
+        return NVFP4 if block == (1, 16) else MXFP4
+    if floats:
+        return FLOAT
+    return PACKED if group.get("input_activations") is None else INTEGER
+
+
+def _supported(path: Path, key: str, format_: object) -> str:
+    if format_ == "fakequant":  # weights are floats that went through a quantization
+        return DENSE
+    if not isinstance(format_, str) or format_ not in _FORMATS:
+        raise UnsupportedModelError(
+            f"{path}: quantization_config.{key} {format_!r} is not supported; supported are "
+            f"{', '.join((*_FORMATS, _MIXED))}"
+        )
+    return format_
+
+
+def _number(path: Path, key: str, value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise ModelError(
+            f"{path}: quantization_config.{key} is {value!r}, expected a whole number from {least} to {most}"
+        )
+    return value
+
+
+def _strings(path: Path, key: str, given: Any) -> tuple[str, ...]:
+    found = [] if given is None else given
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise ModelError(f"{path}: quantization_config.{key} is {given!r}, expected a list of names")
+    for name in found:
+        try:
+            re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ModelError(f"{path}: quantization_config.{key} has {name!r}, which is no pattern: {error}") from error
+    return tuple(found)
+
+
+def _names(module: str) -> Iterator[str]:
+    yield module
+    for prefix in _PREFIXES:
+        if module.startswith(prefix):
+            yield from (other + module.removeprefix(prefix) for other in _PREFIXES if other != prefix)
+
+
+def _matches(names: tuple[str, ...], target: str) -> bool:
+    if target.startswith("re:"):
+        return any(re.match(target.removeprefix("re:"), name) for name in names)
+    return target == "Linear" or target in names

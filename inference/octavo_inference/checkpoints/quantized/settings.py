@@ -1,0 +1,66 @@
+"""Settings of a quantization_config, with checks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from octavo_inference.checkpoints.quantized.source import Source
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
+
+
+def setting(source: Source, key: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """`value` of a key. Raises `UnsupportedModelError` for one that is not `allowed`."""
+    if not any(type(value) is type(one) and value == one for one in allowed):
+        named = ", ".join(map(repr, allowed))
+        raise UnsupportedModelError(
+            f"{source.config}: quantization_config.{key} {value!r} is not supported; supported are {named}"
+        )
+    return value
+
+
+def flag(source: Source, key: str, value: Any) -> bool:
+    """A truth value. Raises `ModelError` for anything else."""
+    if not isinstance(value, bool):
+        raise ModelError(f"{source.config}: quantization_config.{key} is {value!r}, expected true or false")
+    return value
+
+
+def group_size(source: Source, key: str, value: Any) -> int | None:
+    """Columns in a group, None for -1: all of them. Raises `ModelError` for what is neither."""
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise ModelError(
+            f"{source.config}: quantization_config.{key} is {value!r}, expected a number of columns, or -1 for all"
+        )
+    return None if value == -1 else value
+
+
+def strings(source: Source, key: str) -> list[str]:
+    """A list of names, which may be in lists; [] without it. Raises `ModelError` for anything else."""
+    value = source.settings.get(key)
+    found = [] if value is None else value if isinstance(value, list) else [value]
+    flat = [name for part in found for name in (part if isinstance(part, list) else [part])]
+    if not all(isinstance(name, str) for name in flat):
+        raise ModelError(f"{source.config}: quantization_config.{key} is {value!r}, expected a list of names")
+    return flat
+
+
+def mapping(source: Source, key: str) -> Mapping[str, Any]:
+    """An object; {} without it. Raises `ModelError` for anything else."""
+    value = source.settings.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ModelError(f"{source.config}: quantization_config.{key} is {value!r}, expected an object")
+    return value
+
+
+def pattern(source: Source, key: str, text: str) -> re.Pattern[str]:
+    """A regular expression for modules' names. Raises `ModelError` for one that cannot be compiled."""
+    try:
+        return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ModelError(
+            f"{source.config}: quantization_config.{key} has {text!r}, not a regular expression: {error}"
+        ) from error

@@ -13,11 +13,10 @@ from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
-from octavo_inference.backends.cuda.kernels.launch_configs import gemv_rows
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, DeviceMatrix, Linear
 from octavo_inference.backends.cuda.packing import Layout
 

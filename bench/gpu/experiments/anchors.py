@@ -21,8 +21,8 @@ from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 
 REPEATS = 20

@@ -23,7 +23,7 @@ from bench.gpu.serving import graphs, loaded
 from bench.gpu.steps import entered, step_of
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.core.model_input import RowChange, RowStep
 from octavo_inference.engine.factory import LoadedEngine
 

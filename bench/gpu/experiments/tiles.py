@@ -31,6 +31,7 @@ from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import (
     ROW_STEPS,
+    WORKSPACE,
     AttentionTile,
     GemvTile,
     LinearTile,
@@ -40,7 +41,6 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
 )
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles, file_name, fits
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
 
 Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)

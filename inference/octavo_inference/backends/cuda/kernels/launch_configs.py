@@ -8,15 +8,17 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_inference.backends.cuda.kernels import workspace
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU
 _LEAST_STEPS = 4
 ROW_STEPS = (16, 32, 64, 128)
 """Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
+
+WORKSPACE = workspace.WORKSPACE
 
 
 @dataclass(frozen=True, slots=True)

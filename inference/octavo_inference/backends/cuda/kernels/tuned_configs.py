@@ -18,6 +18,7 @@ import torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import (
     ROW_STEPS,
+    WORKSPACE,
     AttentionTile,
     GemvTile,
     LinearTile,
@@ -28,7 +29,6 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     row_step,
 )
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 
 TABLES = Path(__file__).with_name("tables")
 Shape = tuple[str, int, int, int]

@@ -20,7 +20,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `weights` by `engine.dtype` or `engine.quantization`; "auto" has activations of 16 bits. The other sizes are of the
     buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
-    running request, `fixed` for all. With fp8 weights `widest` activations of a token are kept in 8 bits, too.
+    running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
+    names are in `fp8`; and once more if `ordered`: weights with sorted columns.
     """
 
     ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -31,6 +32,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     widest: _Count
     row: _Count
     fixed: _Count
+    fp8: tuple[_Word, ...] = ()
+    ordered: bool = False
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

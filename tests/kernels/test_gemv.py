@@ -11,8 +11,9 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, GemvTile
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear, quantize_rows
-from octavo_inference.backends.cuda.packing import Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
+from octavo_inference.backends.cuda.linear import Linear, quantize_rows
+from octavo_inference.backends.cuda.packing import FP8_BY_ROW
 from octavo_inference.models.weights import Format, dequantize
 
 from .stored import FORMATS, stored
@@ -28,12 +29,8 @@ def rng() -> np.random.Generator:
 
 
 def run(x: Torch, matrix: DeviceMatrix, bias: Torch | None, out: Torch, tile: GemvTile = TILE) -> None:
-    layout = matrix.layout
-    assert suits(x, matrix.values, matrix.form, layout.group)
-    gemv(
-        x, matrix.values, matrix.scales, matrix.minimums, bias, out, form=matrix.form, group=layout.group,
-        zero=layout.zero, tile=tile,
-    )  # fmt: skip
+    assert suits(x, matrix)
+    gemv(x, matrix, bias, out, tile=tile)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +66,7 @@ def test_gemv_fp8(rng: np.random.Generator, record: Any, dtype: torch.dtype) -> 
     x[0] *= 2.0**30
     x[1] *= 2.0**-40
     out, bias = torch.empty(2, 4), torch.zeros(4)
-    run(x, DeviceMatrix(Layout("fp8"), 608, values, scales), bias, out)
+    run(x, DeviceMatrix(FP8_BY_ROW, 608, values, factors=scales), bias, out)
     kept = (values.view(torch.float8_e4m3fn).float() * scales[:, None]).numpy()
     error = compare(out, x.double().numpy() @ kept.T.astype(np.float64), tolerance(x, kept, 2e-6))
     record("gemv fp8", (2, 4, 608), dtype, error)
@@ -78,7 +75,7 @@ def test_gemv_fp8(rng: np.random.Generator, record: Any, dtype: torch.dtype) -> 
 def test_every_byte_of_fp8_means_what_torch_says() -> None:
     values = torch.arange(256, dtype=torch.uint8).view(64, 4)
     out = torch.empty(4, 64)
-    run(torch.eye(4), DeviceMatrix(Layout("fp8"), 4, values, torch.ones(64)), None, out, GemvTile(32, 1))
+    run(torch.eye(4), DeviceMatrix(FP8_BY_ROW, 4, values, factors=torch.ones(64)), None, out, GemvTile(32, 1))
     expected = values.view(torch.float8_e4m3fn).float().T
     # There is no NaN among weights: its bits give 480.
     assert torch.equal(out, torch.where(expected.isnan(), torch.where(values.T >= 128, -480.0, 480.0), expected))
@@ -112,7 +109,10 @@ def test_a_layer_takes_it_for_few_rows_and_gives_what_it_gives_for_many(
 
 
 def test_rows_that_are_no_whole_words_are_left_to_others() -> None:
+    def dense(values: Torch) -> DeviceMatrix:
+        return DeviceMatrix(Layout("bf16"), values.shape[1], values)
+
     x, values = torch.empty((1, 66), dtype=torch.bfloat16), torch.empty((4, 66), dtype=torch.bfloat16)
-    assert not suits(x, values, "dense", 0)
-    assert suits(x[:, :64], values[:, :64], "dense", 0) is False  # its next row starts within a word
-    assert not suits(torch.empty(1, 64), torch.empty(4, 64), "dense", 0)
+    assert not suits(x, dense(values))
+    assert suits(x[:, :64], dense(values[:, :64])) is False  # its next row starts within a word
+    assert not suits(torch.empty(1, 64), dense(torch.empty(4, 64)))

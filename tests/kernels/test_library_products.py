@@ -15,9 +15,18 @@ from torch import Tensor as Torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from octavo_inference.backends.cuda import library_products
-from octavo_inference.backends.cuda.library_products import dense, fp8, scaled_operands, scales_rows
+from octavo_inference.backends.cuda.device import Fp8Products
+from octavo_inference.backends.cuda.kernels.weight_layouts import Layout
+from octavo_inference.backends.cuda.library_products import (
+    GROUP,
+    dense,
+    fp8,
+    grouped_operands,
+    scaled_operands,
+    scales_groups,
+    scales_rows,
+)
 from octavo_inference.backends.cuda.linear import quantize_rows
-from octavo_inference.backends.cuda.packing import Layout
 from octavo_inference.backends.cuda.weight_loading import _multiplies_in_fp8, _Part
 from octavo_inference.models.weights import Tensor
 
@@ -107,19 +116,45 @@ def test_fp8_without_a_gpu_is_the_same_function(with_bias: bool) -> None:
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+BY_ROW, BLOCKS = Layout("fp8", factors=True), Layout("fp8", 128)
+ALL = Fp8Products(rows=True, groups=True)
+
+
 @pytest.mark.parametrize(
-    ("shapes", "expected"),
+    ("shapes", "supported", "expected"),
     [
-        ([("fp8", 48, 64)], True),
-        ([("fp8", 40, 64)], False),
-        ([("fp8", 48, 72)], False),
-        ([("bf16", 48, 64)], False),
-        ([("fp8", 48, 64), ("bf16", 48, 64)], False),
+        ([(BY_ROW, 48, 64)], ALL, True),
+        ([(BY_ROW, 48, 64)], Fp8Products(), False),
+        ([(BY_ROW, 40, 64)], ALL, False),
+        ([(BY_ROW, 48, 72)], ALL, False),
+        ([(Layout("bf16"), 48, 64)], ALL, False),
+        ([(BY_ROW, 48, 64), (Layout("bf16"), 48, 64)], ALL, False),
+        ([(BLOCKS, 48, 256)], ALL, True),
+        ([(BLOCKS, 48, 256)], Fp8Products(rows=True), False),
+        ([(BLOCKS, 40, 256)], ALL, False),
+        ([(Layout("fp8", 64), 48, 256)], ALL, False),
     ],
 )
-def test_which_matrices_are_multiplied_in_fp8(shapes: list[tuple[Any, int, int]], expected: bool) -> None:
+def test_which_matrices_are_multiplied_in_fp8(
+    shapes: list[tuple[Layout, int, int]], supported: Fp8Products, expected: bool
+) -> None:
     parts = [
-        _Part(Layout(form), (Tensor("f32", (rows, cols), np.zeros((rows, cols), np.float32)),), (None,))
-        for form, rows, cols in shapes
+        _Part(layout, (Tensor("f32", (rows, cols), np.zeros((rows, cols), np.float32)),), (None,))
+        for layout, rows, cols in shapes
     ]
-    assert _multiplies_in_fp8(parts) is expected
+    assert _multiplies_in_fp8(parts, supported) is expected
+
+
+@pytest.mark.usefixtures("fake")
+@pytest.mark.parametrize(("m", "n", "k"), [(132, 48, 256), (512, 6144, 4096), (2048, 28672, 4096)])
+def test_operands_in_groups_are_as_the_library_requires_them(m: int, n: int, k: int) -> None:
+    """The sizes are checked by torch here, the strides below only by cuBLAS: pytorch/pytorch#166752."""
+    assert scales_groups(n, k)
+    x, weights = (torch.empty(rows, k, dtype=torch.uint8, device="cuda") for rows in (m, n))
+    x_scales, scales = (torch.empty(k // GROUP, rows, device="cuda") for rows in (m, n))
+    operands = grouped_operands(x, x_scales, weights, scales)
+    found = torch._scaled_mm(*operands, out_dtype=torch.bfloat16)
+    assert (found.shape, found.dtype) == ((m, n), torch.bfloat16)
+    assert operands[2].stride() == (1, m)
+    assert operands[3].t().shape == (n, k // GROUP)
+    assert operands[3].t().stride() == (1, n)

@@ -12,9 +12,9 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, LinearTile, linear_tile
 from octavo_inference.backends.cuda.kernels.linear import linear
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, DeviceMatrix, Embedding, Linear, quantize_rows
-from octavo_inference.backends.cuda.packing import Layout, layout_of, pack
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Stored
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, Embedding, Linear, quantize_rows
+from octavo_inference.backends.cuda.packing import FP8_BY_ROW, layout_of, pack
 from octavo_inference.models.weights import Format, Tensor, dequantize
 
 from .stored import BLOCKS, FORMATS, stored
@@ -120,26 +120,14 @@ def test_linear(
 def run(
     x: Torch, matrix: DeviceMatrix, bias: Torch | None, out: Torch, workspace: Torch, tile: LinearTile | None = None
 ) -> None:
-    linear(
-        x,
-        matrix.values,
-        matrix.scales,
-        matrix.minimums,
-        bias,
-        out,
-        workspace,
-        form=matrix.form,
-        group=matrix.layout.group,
-        zero=matrix.layout.zero,
-        tile=tile,
-    )
+    linear(x, matrix, bias, out, workspace, tile=tile)
 
 
 @pytest.mark.parametrize("form", ["q4_k", "q8_0", "fp8"])
 def test_sums_cut_in_parts_are_added_up_in_order(rng: np.random.Generator, workspace: Torch, form: str) -> None:
     if form == "fp8":
         values, scales = quantize_rows(torch.from_numpy(rng.standard_normal((40, 512), np.float32)))
-        matrix = DeviceMatrix(Layout("fp8"), 512, values, scales)
+        matrix = DeviceMatrix(FP8_BY_ROW, 512, values, factors=scales)
     else:
         matrix = on_device(stored(rng, cast("Format", form), 40, 512))
     x = torch.from_numpy(rng.standard_normal((5, 512), np.float32))
@@ -173,7 +161,7 @@ def test_linear_fp8(rng: np.random.Generator, workspace: Torch, record: Any, m: 
     dense = torch.from_numpy(rng.standard_normal((n, k), np.float32)) * torch.logspace(-6, 3, n)[:, None]
     dense[5] = 0
     values, scales = quantize_rows(dense)
-    matrix = DeviceMatrix(Layout("fp8"), k, values, scales)
+    matrix = DeviceMatrix(FP8_BY_ROW, k, values, factors=scales)
     stored_values = values.view(torch.float8_e4m3fn).float() * scales[:, None]
     # Three bits of mantissa: half a step is a sixteenth; below 2**-6 of 448, steps are 2**-9.
     assert ((stored_values - dense).abs() <= dense.abs() / 16 + scales[:, None] * 2**-10).all()
@@ -239,7 +227,7 @@ def test_many_rows_are_multiplied_in_pieces_of_dequantized_weights(rng: np.rando
     n, k = 56, 256
     if format_ == "fp8":
         values, scales = quantize_rows(torch.from_numpy(rng.standard_normal((n, k), np.float32)))
-        matrix = DeviceMatrix(Layout("fp8"), k, values, scales)
+        matrix = DeviceMatrix(FP8_BY_ROW, k, values, factors=scales)
         weights = (values.view(torch.float8_e4m3fn).float() * scales[:, None]).numpy()
     else:
         tensor = stored(rng, cast("Format", format_), n, k)
@@ -283,7 +271,7 @@ def test_embedding(rng: np.random.Generator, record: Any, format_: Format, token
 
 def test_every_byte_of_fp8_means_what_torch_says() -> None:
     table = DeviceMatrix(
-        Layout("fp8"), 256, torch.arange(256, dtype=torch.uint8).repeat(2, 1), torch.tensor([1.0, 0.5])
+        FP8_BY_ROW, 256, torch.arange(256, dtype=torch.uint8).repeat(2, 1), factors=torch.tensor([1.0, 0.5])
     )
     rows = Embedding(table)(torch.tensor([0, 1]))
     expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.device import Device, multiplies_fp8
+from octavo_inference.backends.cuda.device import Device, Fp8Products, fp8_products
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
-from octavo_inference.backends.cuda.kernels.quantize import quantize
-from octavo_inference.backends.cuda.linear import FP8_ROWS, DeviceMatrix, Linear, quantize_rows
-from octavo_inference.backends.cuda.packing import Layout, Quantization
+from octavo_inference.backends.cuda.kernels.quantize import quantize, quantize_groups
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
+from octavo_inference.backends.cuda.library_products import GROUP
+from octavo_inference.backends.cuda.linear import FP8_ROWS, Linear, _many_for_fp8, quantize_rows
+from octavo_inference.backends.cuda.packing import FP8_BY_ROW
 
 
 def quantized(x: Torch) -> tuple[Torch, Torch]:
@@ -65,7 +67,7 @@ def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: 
     x = torch.randn(m, k, generator=random) * torch.logspace(-3, 3, m)[:, None]
     bias = torch.randn(n, generator=random)
     eight, workspace = torch.zeros(m * k, dtype=torch.uint8), torch.empty(WORKSPACE)
-    layer = Linear((DeviceMatrix(Layout("fp8"), k, values, scales),), (bias,), workspace, eight)
+    layer = Linear((DeviceMatrix(FP8_BY_ROW, k, values, factors=scales),), (bias,), workspace, eight)
     out = layer(x)
     rounded, weights = decoded(*quantized(x)), decoded(values, scales)
     assert torch.equal(eight.view(m, k), quantized(x)[0])
@@ -84,7 +86,7 @@ def test_a_layer_multiplies_many_rows_in_float8(record: Any, m: int, n: int, k: 
 
 def test_few_rows_and_other_cards_keep_their_activations() -> None:
     values, scales = quantize_rows(torch.randn(8, 64))
-    matrix, x = DeviceMatrix(Layout("fp8"), 64, values, scales), torch.randn(FP8_ROWS, 64)
+    matrix, x = DeviceMatrix(FP8_BY_ROW, 64, values, factors=scales), torch.randn(FP8_ROWS, 64)
     eight, workspace = torch.zeros(64 * 128, dtype=torch.uint8), torch.empty(WORKSPACE)
     with_eight, without = Linear((matrix,), (None,), workspace, eight), Linear((matrix,), (None,), workspace)
     assert torch.equal(with_eight(x[:-1]), without(x[:-1]))
@@ -93,20 +95,81 @@ def test_few_rows_and_other_cards_keep_their_activations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capability", "quantization", "dtype", "expected"),
+    ("capability", "cuda", "dtype", "expected"),
     [
-        ((8, 9), "fp8", torch.bfloat16, True),
-        ((9, 0), "fp8", torch.bfloat16, True),
-        ((8, 6), "fp8", torch.bfloat16, False),
-        ((9, 0), "auto", torch.bfloat16, False),
-        ((9, 0), "fp8", torch.float32, False),
+        ((8, 9), "13.0", torch.bfloat16, Fp8Products(rows=True)),
+        ((9, 0), "13.0", torch.bfloat16, Fp8Products(rows=True, groups=True)),
+        ((9, 0), "12.9", torch.bfloat16, Fp8Products(rows=True, groups=True)),
+        ((9, 0), "12.8", torch.bfloat16, Fp8Products(rows=True)),
+        ((10, 0), "13.0", torch.bfloat16, Fp8Products(rows=True)),
+        ((9, 0), None, torch.bfloat16, Fp8Products(rows=True)),
+        ((8, 6), "13.0", torch.bfloat16, Fp8Products()),
+        ((9, 0), "13.0", torch.float32, Fp8Products()),
     ],
 )
 def test_who_multiplies_in_float8(
-    capability: tuple[int, int], quantization: Quantization, dtype: torch.dtype, expected: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    cuda: str | None,
+    dtype: torch.dtype,
+    expected: Fp8Products,
 ) -> None:
-    device = Device(torch.device("cpu"), "a card", capability, 1, 0, 0)
-    assert multiplies_fp8(device, quantization, dtype) is expected
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert fp8_products(Device(torch.device("cpu"), "a card", capability, 1, 0, 0), dtype) == expected
+
+
+def grouped_in_fp8(x: Torch) -> tuple[Torch, Torch]:
+    values, scales = torch.zeros(x.shape, dtype=torch.uint8), torch.full((x.shape[1] // GROUP, len(x)), float("nan"))
+    quantize_groups(x, values, scales, GROUP)
+    return values, scales
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_quantize_groups(record: Any, dtype: torch.dtype) -> None:
+    # More groups than one program has, rows at a distance, groups of any size, one of zeros.
+    random = torch.Generator().manual_seed(1)
+    wide = torch.randn(5, 18, GROUP, generator=random) * torch.logspace(-20, 20, 90).view(5, 18, 1)
+    wide[2, 3] = 0
+    x = torch.zeros(5, 18 * GROUP + 7, dtype=dtype)[:, 3 : 18 * GROUP + 3]
+    x.copy_(wide.reshape(5, -1))
+    values, scales = grouped_in_fp8(x)
+    # A group is a row of its own.
+    expected, expected_scales = quantize_rows(x.reshape(-1, GROUP))
+    assert torch.equal(scales.t().reshape(-1), expected_scales)
+    assert torch.equal(values.view(-1, GROUP), expected)
+    found = decoded(values.view(-1, GROUP), expected_scales)
+    exact = x.double().reshape(-1, GROUP)
+    error = ((found - exact).abs().amax(1) / exact.abs().amax(1).clamp(min=1e-30)).max()
+    record("quantize groups", (5, 18 * GROUP), dtype, float(error))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_multiplies_many_rows_in_float8_by_groups(bias: bool) -> None:
+    random = torch.Generator().manual_seed(2)
+    m, n, k = 132, 48, 3 * GROUP
+    values, scales = quantize_rows(torch.randn(n * 3, GROUP, generator=random) * torch.logspace(-3, 3, n * 3)[:, None])
+    values, scales = values.view(n, k), scales.view(n, 3)
+    x = torch.randn(m, k, generator=random) * torch.logspace(-3, 3, m)[:, None]
+    given = torch.randn(n, generator=random) if bias else None
+    matrix = DeviceMatrix(Layout("fp8", GROUP), k, values, scales)
+    eight = torch.zeros(m * k, dtype=torch.uint8)
+    layer = Linear((matrix,), (given,), torch.full((WORKSPACE,), float("nan")), eight)
+    out = layer(x)
+    x_values, x_scales = grouped_in_fp8(x)
+    assert torch.equal(eight.view(m, k), x_values)
+    rounded = decoded(x_values.view(-1, GROUP), x_scales.t().reshape(-1)).view(m, k)
+    weights = decoded(values.view(-1, GROUP), scales.reshape(-1)).view(n, k)
+    terms = rounded.abs() @ weights.abs().T + (0 if given is None else given.abs().double())
+    expected = rounded @ weights.T + (0 if given is None else given.double())
+    assert ((out.double() - expected).abs() <= 2e-6 * terms).all()
+    # Fewer rows, or no multiple of 4 of them, keep their activations.
+    without = Linear((matrix,), (given,), torch.empty(WORKSPACE))
+    assert torch.equal(layer(x[:128]), without(x[:128]))
+    assert torch.equal(layer(x[:131]), without(x[:131]))
+    assert not torch.equal(out, without(x))
+    # So do those whose scales have no room: 3 groups of 132 rows of x and 48 of weights.
+    assert _many_for_fp8(m, matrix, torch.empty(3 * 180))
+    assert not _many_for_fp8(m, matrix, torch.empty(3 * 180 - 1))
 
 
 def test_rounding_is_the_same_wherever_a_row_stands() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -24,8 +24,9 @@ from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.cuda_factory import build_cuda
 from octavo_inference.model_loader import LoadedModel, TextModel, load_model
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.shard import shard
-from octavo_inference.models.weights import Format, Tensor, Weights, layer_of
+from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate, graph_count
@@ -66,6 +67,47 @@ def weights_of(config: ModelConfig, stored: Format) -> Weights:
     return Weights(embedding, layers, norm(config.hidden), head)
 
 
+def act_order(config: ModelConfig) -> Weights:
+    """Weights of a GPTQ checkpoint with sorted columns: only their shapes are known."""
+    base = weights_of(config, "bf16")
+
+    def sorted_matrix(matrix: Matrix) -> GroupedMatrix:
+        rows, columns = matrix.shape
+        order = np.arange(columns, dtype=np.int32)
+        read = lambda *_: pytest.fail("no weight is read")  # noqa: E731
+        return GroupedMatrix("gptq", (rows, columns), Grouping("int4", 128, minimum=True), read, order=order)
+
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    layers = tuple(
+        dataclasses.replace(layer, **{name: sorted_matrix(getattr(layer, name)) for name in names})
+        for layer in base.layers
+    )
+    return dataclasses.replace(base, layers=layers)
+
+
+def fp8_blocks(config: ModelConfig) -> Weights:
+    """Weights of an FP8 checkpoint with blocks of 128 columns."""
+    base = act_order(config)
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+
+    def blocks(matrix: GroupedMatrix) -> GroupedMatrix:
+        return dataclasses.replace(matrix, format="fp8", grouping=Grouping("fp8", 128), order=None)
+
+    layers = tuple(
+        dataclasses.replace(layer, **{name: blocks(getattr(layer, name)) for name in names}) for layer in base.layers
+    )
+    return dataclasses.replace(base, layers=layers)
+
+
+Stored = Format | Literal["act-order", "fp8 blocks"]
+
+
+def model_of(config: ModelConfig, stored: Stored) -> Weights:
+    if stored == "act-order":
+        return act_order(config)
+    return fp8_blocks(config) if stored == "fp8 blocks" else weights_of(config, stored)
+
+
 def spec(engine: dict[str, Any], ranks: int = 1) -> Spec:
     shared = {"engine": {"parallelism": {"tensor": ranks}, **engine}, "resources": {"gpu": {"count": ranks}}}
     return Spec.model_validate({"model": {"uri": "hf://org/model"}, **shared})
@@ -104,12 +146,14 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (LLAMA_8B, "q4_k", 1, {"profile": "latency", "kv": {"dtype": "int8", "blockSize": 32}}),
         (LLAMA_8B, "q6_k", 8, {"scheduler": {"maxRunningRequests": 100, "maxBatchedTokens": 700}}),
         (LLAMA_8B, "q4_k", 1, {"dtype": "float32", "maxModelLen": 2000}),
+        (LLAMA_8B, "act-order", 1, {}),
+        (LLAMA_8B, "fp8 blocks", 1, {"profile": "throughput"}),
         (GEMMA, "bf16", 1, {"kv": {"memory": "4Gi"}}),
         (GEMMA, "bf16", 4, {"scheduler": {"chunkedPrefill": False}, "maxModelLen": 6000}),
     ],
 )
-def test_every_part_is_as_planned(config: ModelConfig, stored: Format, ranks: int, engine: dict[str, Any]) -> None:
-    weights, asked = weights_of(config, stored), spec(engine, ranks)
+def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: int, engine: dict[str, Any]) -> None:
+    weights, asked = model_of(config, stored), spec(engine, ranks)
     expected, settings = expect(asked, report(config, weights), H100), asked.engine.settings
     own, part = shard(config, weights, rank=0, size=ranks)
     needs = memory_needs(settings, own, part, H100, dataclasses.replace(ALONE, size=ranks))

@@ -30,9 +30,8 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import (
     find_tiles,
     read_tiles,
 )
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
-from octavo_inference.backends.cuda.packing import Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout, Stored
+from octavo_inference.backends.cuda.linear import Linear
 
 FAST, SLOW = GemvTile(4, 2), GemvTile(8, 1)
 FORMS: tuple[Stored, ...] = ("int4", "int8", "fp8")

@@ -207,7 +207,7 @@ def test_fp8_is_for_matrices_of_layers_that_are_floats() -> None:
     assert loaded.lm_head.parts[0].layout.form == "bf16"
     assert loaded.embedding.table.layout.form == "int8"
     exact = np.concatenate([dequantize(weights.layers[0].q), dequantize(weights.layers[0].k)])
-    scales = qkv.parts[0].scales
+    scales = qkv.parts[0].factors
     assert scales is not None
     found = qkv.parts[0].values.view(torch.float8_e4m3fn).float() * scales[:, None]
     np.testing.assert_allclose(found.numpy(), exact, rtol=1 / 16, atol=np.abs(exact).max() / 448 / 1024)

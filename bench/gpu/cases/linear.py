@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
+from bench.gpu.cases.weights import LAYOUTS, PUBLISHED, factors_of, weights
 from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.embedding import embed
@@ -17,69 +18,10 @@ from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gem
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.quantize import quantize
 from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
-from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, DeviceMatrix, Linear
-from octavo_inference.backends.cuda.packing import Layout
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, Linear
+from octavo_inference.backends.cuda.packing import FP8_BY_ROW
 
-LAYOUTS = {
-    "dense": Layout("bf16"),
-    "int4 q4_0": Layout("int4", 32),
-    "int4 q4_k": Layout("int4", 32, minimum=True),
-    "int8 q8_0": Layout("int8", 32),
-    "int8 q6_k": Layout("int8", 16),
-    "int8 q5_k": Layout("int8", 32, minimum=True),
-    "fp8": Layout("fp8"),
-}
-
-
-class Kind(TypedDict):
-    """The weight arguments of a product."""
-
-    form: Stored
-    group: int
-    zero: int
-
-
-@dataclass(frozen=True, slots=True)
-class Planes:
-    """A random matrix in the device's layout, and in float32."""
-
-    form: Stored
-    values: Tensor
-    scales: Tensor | None
-    minimums: Tensor | None
-    weights: Tensor
-
-    def kind(self, layout: Layout) -> Kind:
-        """Weight arguments of the kernels for `planes` in this layout."""
-        return Kind(form=self.form, group=layout.group, zero=layout.zero)
-
-
-def planes(place: Place, layout: Layout, rows: int, cols: int) -> Planes:
-    """Random weights of about size 1 / sqrt(cols), so that products have size 1."""
-    size = cols**-0.5
-    if layout.group == 0 and layout.form != "fp8":
-        values = (place.randn(rows, cols, dtype=torch.float32) * size).to(place.dtype)
-        return Planes("dense", values, None, None, values.float())
-    if layout.form == "fp8":
-        wide = place.randn(rows, cols, dtype=torch.float32) * 50
-        kept = wide.to(torch.float8_e4m3fn)
-        scales = (0.5 + torch.rand(rows, device=place.device)) * (size / 50)
-        return Planes("fp8", kept.view(torch.uint8), scales, None, kept.float() * scales[:, None])
-    levels = 16 if layout.form == "int4" else 256
-    stored = torch.randint(0, levels, (rows, cols), device=place.device, dtype=torch.uint8)
-    spread = size * 4 / levels
-    scales = ((0.5 + torch.rand(rows, cols // layout.group, device=place.device)) * spread).half()
-    wide = stored.float() - layout.zero
-    weights = wide * scales.float().repeat_interleave(layout.group, dim=1)
-    minimums = None
-    if layout.minimum:
-        minimums = (-levels / 2 * scales.float()).half()
-        weights += minimums.float().repeat_interleave(layout.group, dim=1)
-    if layout.form == "int8":
-        return Planes("int8", stored, scales, minimums, weights)
-    halves = stored.view(rows, cols // layout.group, 2, layout.group // 2)
-    packed = (halves[:, :, 0] | halves[:, :, 1] << 4).view(rows, cols // 2)
-    return Planes("int4", packed, scales, minimums, weights)
+KNOWN = LAYOUTS | PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,50 +41,46 @@ class Product:
     @property
     def kernel(self) -> str:
         """The way that the layers choose: by a kernel, by the library, or by the library in dequantized pieces."""
-        form = "dense" if self.layout == "dense" else LAYOUTS[self.layout].form
-        if self.m <= gemv_rows(cast("Stored", form)):
+        form: Stored = "dense" if self.layout == "dense" else cast("Stored", KNOWN[self.layout].form)
+        if self.m <= gemv_rows(form):
             return "gemv"
         return "mm" if form == "dense" else "linear" if self.m < LIBRARY_ROWS else "pieces"
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
-        # Columns in groups of 32 that fill no whole tile, like Qwen's 896 columns.
+        # Columns in groups that fill no whole tile, like Qwen's 896 columns.
         fewest = LIBRARY_ROWS if self.kernel == "pieces" else 19
-        m, n, k = place.pick(self.m, min(self.m, fewest)), place.pick(self.n, 77), place.pick(self.k, 224)
-        layout = LAYOUTS[self.layout]
-        matrix = planes(place, layout, n, k)
+        layout = KNOWN[self.layout]
+        m, n = place.pick(self.m, min(self.m, fewest)), place.pick(self.n, 77)
+        k = place.pick(self.k, 7 * max(32, layout.group))
+        made = weights(place, layout, n, k)
+        matrix = made.matrix
         x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if self.logits else None)
         bias = place.randn(n, dtype=torch.float32) if self.bias else None
         workspace = place.empty(WORKSPACE, dtype=torch.float32)
-
-        given = (x, matrix.values, matrix.scales, matrix.minimums, bias, out)
-        kind = matrix.kind(layout)
-
-        packed = DeviceMatrix(layout, k, matrix.values, matrix.scales, matrix.minimums)
-        pieces = Linear((packed,), (bias,), workspace)
+        pieces = Linear((matrix,), (bias,), workspace)
         # In the interpreter activations and dense weights are float32.
-        few = self.kernel == "gemv" and suits(x, matrix.values, matrix.form, layout.group)
+        few = self.kernel == "gemv" and suits(x, matrix)
 
         def launch() -> None:
             if few:
-                gemv(*given, **kind)
+                gemv(x, matrix, bias, out)
             elif self.kernel == "pieces":
                 pieces(x, out)
             elif matrix.form == "dense":
                 library_products.dense(x, matrix.values, bias, out)
             else:
-                linear(*given, workspace, **kind)
+                linear(x, matrix, bias, out, workspace)
 
         def pairs() -> list[Pair]:
             # `linear` rounds dequantized weights to the type of its operands; so does the reference.
-            weights = matrix.weights if few else matrix.weights.to(place.dtype).float()
-            expected = x.float() @ weights.T
+            dense = made.dense if few else made.dense.to(place.dtype).float()
+            expected = x.float() @ dense.T
             return [(out, expected if bias is None else expected + bias)]
 
-        kept = [t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None]
         # With pieces the sums are rounded before a bias is added.
         roundings = 2 if self.kernel == "pieces" and self.bias else 1
-        return Trial(launch, pairs, rounding(place.dtype, roundings), size_of(x, out, *kept))
+        return Trial(launch, pairs, rounding(place.dtype, roundings), size_of(x, out, *matrix.planes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +97,19 @@ class Product8:
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
         m, n, k = place.pick(self.m, 19), place.pick(self.n, 80), place.pick(self.k, 224)
-        matrix = planes(place, Layout("fp8"), n, k)
+        made = weights(place, FP8_BY_ROW, n, k)
         x, scales = planes_of_rows(place, m, k)
         out = place.empty(m, n)
-        given = (x, scales, matrix.values, cast("Tensor", matrix.scales))
+        given = (x, scales, made.matrix.values, factors_of(made.matrix))
 
         def pairs() -> list[Pair]:
-            return [(out, x.view(torch.float8_e4m3fn).float() * scales[:, None] @ matrix.weights.T)]
+            return [(out, x.view(torch.float8_e4m3fn).float() * scales[:, None] @ made.dense.T)]
 
         return Trial(
             lambda: library_products.fp8(*given, None, out),
             pairs,
             rounding(place.dtype, 1),
-            size_of(x, out, matrix.values),
+            size_of(x, out, made.matrix.values),
         )
 
 
@@ -215,20 +153,17 @@ class Lookup:
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
-        tokens, vocab, hidden = place.pick(2048, 5), place.pick(self.vocab, 50), place.pick(self.hidden, 224)
-        layout = LAYOUTS[self.layout]
-        matrix = planes(place, layout, vocab, hidden)
+        tokens, vocab, layout = place.pick(2048, 5), place.pick(self.vocab, 50), KNOWN[self.layout]
+        made = weights(place, layout, vocab, place.pick(self.hidden, 7 * max(32, layout.group)))
         ids = torch.randint(0, vocab, (tokens,), device=place.device, dtype=torch.int32)
-        out = place.empty(tokens, hidden, dtype=torch.float32)
-
-        def launch() -> None:
-            embed(
-                ids, matrix.values, matrix.scales, matrix.minimums, out, form=matrix.form, group=layout.group,
-                zero=layout.zero, factor=1.5,
-            )  # fmt: skip
-
-        read = size_of(matrix.values) * tokens // vocab
-        return Trial(launch, lambda: [(out, matrix.weights[ids.long()] * 1.5)], 1e-6, read + size_of(out))
+        out = place.empty(tokens, made.matrix.cols, dtype=torch.float32)
+        read = size_of(made.matrix.values) * tokens // vocab
+        return Trial(
+            lambda: embed(ids, made.matrix, out, factor=1.5),
+            lambda: [(out, made.dense[ids.long()] * 1.5)],
+            1e-6,
+            read + size_of(out),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +179,14 @@ class Dequantized:
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
-        rows, cols, layout = place.pick(self.rows, 7), place.pick(self.cols, 224), LAYOUTS[self.layout]
-        matrix, out = planes(place, layout, rows, cols), place.empty(rows, cols)
-        kept = (matrix.values, cast("Tensor", matrix.scales), matrix.minimums)
-        read = size_of(*(plane for plane in kept if plane is not None))
+        layout = KNOWN[self.layout]
+        rows, cols = place.pick(self.rows, 7), place.pick(self.cols, 7 * max(32, layout.group))
+        made, out = weights(place, layout, rows, cols), place.empty(rows, cols)
         return Trial(
-            lambda: dequantize_rows(*kept, out, **matrix.kind(layout)),
-            lambda: [(out, matrix.weights)],
+            lambda: dequantize_rows(made.matrix, out),
+            lambda: [(out, made.dense)],
             rounding(place.dtype, 0.5),
-            read + size_of(out),
+            size_of(out, *made.matrix.planes),
         )
 
 
@@ -262,6 +196,8 @@ PACKED = [name for name in LAYOUTS if name != "dense"]
 PRODUCTS = [
     *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 2, 16, 32, 512)),
     *(Product(layout, 1, *SIZES["down"]) for layout in LAYOUTS),
+    *(Product(layout, m, *SIZES["qkv"]) for layout in PUBLISHED for m in (1, 16, 64, 512)),
+    *(Product(layout, m, 576, 1536, bias=True) for layout in PUBLISHED for m in (2, 17)),
     *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64, 512)),
     *(Product(layout, m, 128_256, 4096, logits=True) for layout in ("dense", "int8 q6_k", "fp8") for m in (1, 64)),
     *(Product("int4 q4_0", m, 1152, 896, bias=True) for m in (1, 3)),
@@ -269,10 +205,18 @@ PRODUCTS = [
 ]
 LOOKUPS = [
     *(Lookup(layout, 128_256, 4096) for layout in ("dense", "int4 q4_k", "int8 q6_k", "fp8")),
+    *(Lookup(layout, 32_000, 4096) for layout in PUBLISHED),
     Lookup("int8 q8_0", 49_152, 576),
 ]
-DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in PACKED]
+DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in (*PACKED, *PUBLISHED)]
 QUICK = {
+    *(
+        f"{layout} {m}x6144x4096"
+        for layout in ("int4 awq", "code4 nf4", "fp4 nvfp4", "fp8 blocks")
+        for m in (1, 16, 64)
+    ),
+    *(f"{layout} 2048x4096" for layout in ("int4 awq", "code4 nf4", "fp8 blocks")),
+    "fp4 nvfp4 32000x4096",
     "int4 q4_k 512x6144x4096 bias",
     "int4 q4_k 2048x4096",
     "int8 q6_k 2048x4096",

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.gpu.cases.attention import Attention
 from bench.gpu.cases.case import Place, size_of
-from bench.gpu.cases.linear import LAYOUTS, planes
+from bench.gpu.cases.weights import LAYOUTS, weights
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
@@ -23,7 +23,7 @@ from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
+from octavo_inference.backends.cuda.linear import Linear
 
 REPEATS = 20
 DECODES = ((32, 8192), (1, 8192), (32, 1024), (256, 1024))
@@ -109,20 +109,18 @@ def product(setting: Setting, flush: Launch, model: str, name: str, stored: str,
 
         row |= timed(setting, flush, {"library_us": library})
     [matrix] = linear.parts
-    moved = size_of(x, out, *(t for t in (matrix.values, matrix.scales, matrix.minimums) if t is not None))
+    moved = size_of(x, out, *matrix.planes)
     return row | setting.shares(moved, 2 * m * n * k, row["us"] / 1e6) | {"model": model}
 
 
 def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
     """A random matrix on the device."""
-    layout, found = LAYOUTS[stored], planes(place, LAYOUTS[stored], n, k)
-    matrix = DeviceMatrix(layout, k, found.values, found.scales, found.minimums)
     gpu = place.device.type == "cuda"
     # As in the server: with float8 weights the activations are float8 where the GPU multiplies it, and tiles are the
     # GPU's own.
     eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY
     return Linear(
-        (matrix,),
+        (weights(place, LAYOUTS[stored], n, k).matrix,),
         (None,),
         place.empty(WORKSPACE, dtype=torch.float32),
         fp8_activations=place.empty(MOST_ROWS * k, dtype=torch.uint8) if eight else None,

@@ -22,7 +22,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from bench.gpu.cases.attention import Attention
 from bench.gpu.cases.case import Place
-from bench.gpu.cases.linear import LAYOUTS, Planes, planes
+from bench.gpu.cases.weights import LAYOUTS, weights
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
@@ -41,7 +41,8 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
 )
 from octavo_inference.backends.cuda.kernels.linear import linear
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles, file_name, fits
-from octavo_inference.backends.cuda.linear import DeviceMatrix, Linear
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.linear import Linear
 
 Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
 REPEATS = 20
@@ -130,9 +131,9 @@ def attention_candidates(first: AttentionTile, head_dim: int, *, decode: bool) -
 
 def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, stored: str, rows: int, few: bool) -> Row:
     n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
-    matrix = setting.keep.get((model, name, stored), lambda: planes(place, LAYOUTS[stored], n, k))
+    matrix = setting.keep.get((model, name, stored), lambda: weights(place, LAYOUTS[stored], n, k).matrix)
     width = matrix.values.shape[1]
-    workspace, kind = place.empty(WORKSPACE, dtype=torch.float32), matrix.kind(LAYOUTS[stored])
+    workspace = place.empty(WORKSPACE, dtype=torch.float32)
 
     def time(launch: Callable[[], object]) -> float:
         return 1e6 * measured(setting.timer, launch, setting.pick(REPEATS, 1), flush)
@@ -143,14 +144,14 @@ def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, st
     row: Row = {"form": matrix.form, "n": n, "width": width, "rows": rows, "kernel": "gemv" if few else "linear"}
     if few:
         x, out = operands(rows)
-        if not suits(x, matrix.values, matrix.form, LAYOUTS[stored].group):
+        if not suits(x, matrix):
             return row | {"why": "gemv does not take this shape", "verdict": "refused"}
-        given = (x, *_planes(matrix), None, out)
         narrow = gemv_tile(matrix.form, rows, n, width * matrix.values.element_size())
         tried = tried_by(
-            (narrow, *setting.pick(GEMV, GEMV[:1])), lambda tile: {rows: time(lambda: gemv(*given, tile=tile, **kind))}
+            (narrow, *setting.pick(GEMV, GEMV[:1])),
+            lambda tile: {rows: time(lambda: gemv(x, matrix, None, out, tile=tile))},
         )
-        return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, stored, k, workspace, x, out))}
+        return row | best_of(tried) | {"else_us": time(_without_gemv(matrix, workspace, x, out))}
     sizes = setting.pick(AT[rows], (3,))
     first = linear_tile(matrix.form, rows, n, width, place.dtype)
 
@@ -158,8 +159,7 @@ def _row(setting: Setting, place: Place, flush: Flush, model: str, name: str, st
         found = {}
         for m in sizes:
             x, out = operands(m)
-            given = (x, *_planes(matrix), None, out, workspace)
-            found[m] = time(partial(linear, *given, tile=tile, **kind))
+            found[m] = time(partial(linear, x, matrix, None, out, workspace, tile=tile))
         return found
 
     candidates = linear_candidates(first, rows, n, width)
@@ -249,12 +249,7 @@ def write_table(out: Path) -> Path:
 
 
 def _without_gemv(
-    matrix: Planes, stored: str, k: int, workspace: torch.Tensor, x: torch.Tensor, out: torch.Tensor
+    matrix: DeviceMatrix, workspace: torch.Tensor, x: torch.Tensor, out: torch.Tensor
 ) -> Callable[[], object]:
-    kept = DeviceMatrix(LAYOUTS[stored], k, *_planes(matrix))
-    layer = Linear((kept,), (None,), workspace, tiles=Tiles(gemv_rows={matrix.form: 0}))
+    layer = Linear((matrix,), (None,), workspace, tiles=Tiles(gemv_rows={matrix.form: 0}))
     return lambda: layer(x, out)
-
-
-def _planes(matrix: Planes) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    return matrix.values, matrix.scales, matrix.minimums

@@ -152,10 +152,12 @@ def _working(
 ) -> int:
     """Buffers of steps, without those of KV transfers. The row table has one row more than there are sequences."""
     size = _element_bytes(settings)
-    eight_bits = share.widest if settings.quantization == "fp8" and settings.dtype != "float32" else 0
+    eight_bits = share.widest if _kind(settings) in share.fp8 else 0
+    ordered = size * share.widest * max(tokens, rows) if share.ordered else 0
     ids = longest + math.ceil(longest / block_size) + 8
     return (
         share.fixed
+        + ordered
         + gpu.position * longest
         + tokens * (share.token + size * share.token_elements + eight_bits)
         + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)

@@ -39,6 +39,7 @@ def share(ranks: int) -> GpuShare:
         widest=14_336,
         row=1_400_000,
         fixed=17_000_000,
+        fp8=("fp8",),
     )
 
 

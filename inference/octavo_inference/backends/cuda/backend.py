@@ -21,7 +21,7 @@ from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.decoder import Decoder
-from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, multiplies_fp8, watched
+from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, fp8_products, watched
 from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, first_line, graph_room, graph_sizes
 from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage, size_of
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
@@ -36,7 +36,7 @@ from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
-from octavo_inference.backends.cuda.weight_loading import upload
+from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
 from octavo_inference.config.engine import KvDtype
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
@@ -171,12 +171,13 @@ class CudaBackend:
         limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, config.vocab, group.size)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
-        fp8_activations, tiles = multiplies_fp8(device, quantization, dtype), find_tiles(device.name)
+        fp8, tiles = fp8_products(device, dtype), find_tiles(device.name)
+        copies = activation_copies(config, weights, dtype=dtype, quantization=quantization, fp8=fp8)
         log.info(
             "tiles of products: %s",
             f"measured on {tiles.card}" if tiles.card else f"by rule, as no table is of {device.name}",
         )
-        buffers = allocate(buffer_shapes(config, limits, dtype, fp8_activations=fp8_activations), device.torch)
+        buffers = allocate(buffer_shapes(config, limits, dtype, copies), device.torch)
         rows = DeviceRows(buffers.table, buffers.changes, limits)
         decoder = Decoder(
             config,
@@ -187,7 +188,9 @@ class CudaBackend:
                 dtype=dtype,
                 quantization=quantization,
                 progress=progress,
-                fp8_activations=buffers.fp8_activations if fp8_activations else None,
+                fp8=fp8,
+                fp8_activations=buffers.fp8_activations,
+                ordered_activations=buffers.ordered_activations,
                 tiles=tiles,
             ),
             allocate_pool(

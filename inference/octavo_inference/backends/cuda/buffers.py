@@ -64,15 +64,28 @@ class BufferShape:
 
 
 @dataclass(frozen=True, slots=True)
+class ActivationCopies:
+    """Copies of activations that a model's products read: in fp8, and with their columns in another order."""
+
+    fp8: bool = False
+    ordered: bool = False
+
+
+NO_COPIES = ActivationCopies()
+
+
+@dataclass(frozen=True, slots=True)
 class StepBuffers(Generic[T]):
     """All buffers of a step: their shapes, or the tensors themselves.
 
     `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
-    float32. `fp8_activations` is empty where no product multiplies in fp8. `partial` holds the results of attention's
-    parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums` are those of `pooling.Pooler`.
+    float32. `fp8_activations` and `ordered_activations` are `ActivationCopies`, empty where no product reads them.
+    `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
+    are those of `pooling.Pooler`.
     """
 
     fp8_activations: T
+    ordered_activations: T
     table: T
     changes: T
     inputs: T
@@ -99,11 +112,11 @@ class StepBuffers(Generic[T]):
 
 
 def buffer_shapes(
-    config: ModelConfig, limits: StepLimits, dtype: torch.dtype, *, fp8_activations: bool = False
+    config: ModelConfig, limits: StepLimits, dtype: torch.dtype, copies: ActivationCopies = NO_COPIES
 ) -> StepBuffers[BufferShape]:
     """Shape of each buffer. `dtype` is that of activations.
 
-    `fp8_activations`: activations are multiplied in fp8, too (`device.multiplies_fp8`).
+    `copies`: those of activations that the model's products read.
     """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
@@ -117,7 +130,8 @@ def buffer_shapes(
         return BufferShape((tokens, *shape), dtype)
 
     return StepBuffers(
-        fp8_activations=flat(tokens * widest * fp8_activations, torch.uint8),
+        fp8_activations=flat(tokens * widest * copies.fp8, torch.uint8),
+        ordered_activations=flat(max(tokens, rows) * widest * copies.ordered, dtype),
         table=flat(_table_size(limits)),
         changes=flat(changes_size(limits)),
         inputs=flat(input_places(limits).end),

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_inference.backends.cuda.aot import driver_stub, kernel_cache
-from octavo_inference.backends.cuda.packing import Quantization
+from octavo_inference.backends.cuda.library_products import supports_groups
 from octavo_inference.common.errors import DeviceError, DeviceLostError
 
 MIN_CAPABILITY = (8, 0)
@@ -57,9 +57,19 @@ class Driver:
     devices: int
 
 
-def multiplies_fp8(device: Device, quantization: Quantization, dtype: torch.dtype) -> bool:
-    """Return True if large products of fp8 weights also use fp8 activations, on tensor cores that support it."""
-    return quantization == "fp8" and dtype == torch.bfloat16 and device.capability >= FP8_CAPABILITY
+@dataclass(frozen=True, slots=True)
+class Fp8Products:
+    """The fp8 weights that are multiplied by fp8 activations: with a factor per row, and in groups of 128 columns."""
+
+    rows: bool = False
+    groups: bool = False
+
+
+def fp8_products(device: Device, dtype: torch.dtype) -> Fp8Products:
+    """The fp8 products that the GPU's tensor cores and torch's libraries support, for activations in `dtype`."""
+    if dtype != torch.bfloat16 or device.capability < FP8_CAPABILITY:
+        return Fp8Products()
+    return Fp8Products(rows=True, groups=supports_groups(device.capability, torch.version.cuda))
 
 
 def find_device(index: int = 0, *, count: int = 1) -> Device:

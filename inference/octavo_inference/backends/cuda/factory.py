@@ -11,16 +11,16 @@ import torch
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, kv_type, limits_of
-from octavo_inference.backends.cuda.buffers import StepLimits, buffer_shapes, shapes_bytes
+from octavo_inference.backends.cuda.buffers import ActivationCopies, StepLimits, buffer_shapes, shapes_bytes
 from octavo_inference.backends.cuda.collectives import RankGroup
-from octavo_inference.backends.cuda.device import INTERPRETER, Device, multiplies_fp8
+from octavo_inference.backends.cuda.device import INTERPRETER, Device, fp8_products
 from octavo_inference.backends.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import block_bytes
 from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.backends.cuda.scoring import scorer_bytes
 from octavo_inference.backends.cuda.transfer import pieces
-from octavo_inference.backends.cuda.weight_loading import device_bytes
+from octavo_inference.backends.cuda.weight_loading import activation_copies, device_bytes
 from octavo_inference.common.errors import DeviceError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import CacheSizes
@@ -102,6 +102,7 @@ class MemoryNeeds:
     device: Device
     dtype: torch.dtype
     quantization: Quantization
+    copies: ActivationCopies
     block_size: int
     longest: int
     weights: int
@@ -113,11 +114,10 @@ class MemoryNeeds:
     def working(self, rows: int, tokens: int) -> int:
         """Buffers, row table, sampler, transfers and rotary tables for steps of this many sequences and tokens."""
         config = self.config
-        fp8_activations = multiplies_fp8(self.device, self.quantization, self.dtype)
         limits = self._limits(rows, tokens)
         ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
         return (
-            shapes_bytes(buffer_shapes(config, limits, self.dtype, fp8_activations=fp8_activations))
+            shapes_bytes(buffer_shapes(config, limits, self.dtype, self.copies))
             + sampler_bytes(vocab=config.vocab, max_rows=rows, max_logprobs=MAX_LOGPROBS)
             + scorer_bytes(limits, max_logprobs=MAX_LOGPROBS)
             + pieces(self.block) * self.block
@@ -153,6 +153,7 @@ def memory_needs(
         device,
         dtype,
         quantization,
+        activation_copies(config, weights, dtype=dtype, quantization=quantization, fp8=fp8_products(device, dtype)),
         block_size,
         settings.max_model_len or config.max_positions,
         size,

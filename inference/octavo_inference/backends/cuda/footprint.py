@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
 from octavo_inference.backends.cuda.packing import Dense, Quantization
-from octavo_inference.backends.cuda.weight_plan import planned_bytes
+from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
@@ -60,9 +61,10 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     qkv = attended + 2 * config.kv_heads * config.head_dim
     shares = max(1, 3 * _PROCESSORS // config.kv_heads)
     parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
+    plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}
     return GpuShare(
         ranks=ranks,
-        weights={name: planned_bytes(config, weights, *kind) for name, kind in _KINDS.items()},
+        weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
         kv_elements_per_token=config.kv_bytes_per_token(1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=16 + 4 * config.hidden + _ALTERNATIVES + 32,
@@ -70,6 +72,9 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         widest=max(config.hidden, attended, config.intermediate),
         row=_row(config, ranks),
         fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES,
+        # Where the GPU's tensor cores multiply fp8.
+        fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
+        ordered=any(plan.ordered for plan in plans.values()),
     )
 
 

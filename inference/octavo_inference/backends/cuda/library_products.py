@@ -9,6 +9,12 @@ import torch
 import triton
 from torch import Tensor as Torch
 
+GROUP = 128
+"""Columns of `fp8_groups` that share a scale."""
+GROUPED_ROWS = 4
+"""`fp8_groups` needs a multiple of this many rows of x, so that the scales of each group begin at 16 bytes."""
+
+_HOPPER, _GROUPS_SINCE = (9, 0), (12, 9)
 _STEP = 16  # the library's fp8 products need multiples of this many rows and columns of weights
 
 
@@ -62,6 +68,49 @@ def scaled_operands(x: Torch, x_scales: Torch, weights: Torch, scales: Torch) ->
     """
     kind = torch.float8_e4m3fn
     return x.view(kind), weights.view(kind).t(), x_scales[:, None], scales[None, :]
+
+
+def scales_groups(rows: int, cols: int) -> bool:
+    """Return True if `fp8_groups` supports weights of this shape."""
+    return rows % _STEP == 0 and cols % GROUP == 0
+
+
+def fp8_groups(x: Torch, x_scales: Torch, weights: Torch, scales: Torch, bias: Torch | None, out: Torch) -> None:
+    """`fp8` with a scale for each row and `GROUP` columns of both: x_scales [K / 128, M], scales [K / 128, N].
+
+    All are contiguous. On a GPU, M is a multiple of `GROUPED_ROWS`, N and K are those of `scales_groups`, and
+    `supports_groups` is true.
+    """
+    operands = grouped_operands(x, x_scales, weights, scales)
+    if _interpreted(x):
+        left, right, left_scales, right_scales = operands
+        wide = left.float() * left_scales.repeat_interleave(GROUP, dim=1)
+        out.copy_(wide @ (right.float() * right_scales.repeat_interleave(GROUP, dim=0)))
+    else:
+        torch._scaled_mm(*operands, out_dtype=out.dtype, out=out)  # noqa: SLF001  torch has no public name for it
+    if bias is not None:
+        out.add_(bias)
+
+
+def grouped_operands(x: Torch, x_scales: Torch, weights: Torch, scales: Torch) -> tuple[Torch, Torch, Torch, Torch]:
+    """The operands of `torch._scaled_mm` for "1x128" scales of both.
+
+    As in `scaled_operands`, with scales [M, K / 128] column-major and [K / 128, N] row-major: for cuBLAS, the scales of
+    adjacent rows of x or of weights are adjacent.
+    """
+    kind = torch.float8_e4m3fn
+    return x.view(kind), weights.view(kind).t(), x_scales.t(), scales
+
+
+def supports_groups(capability: tuple[int, int], cuda: str | None) -> bool:
+    """Return True if the library multiplies fp8 with scales of groups: on Hopper alone, from CUDA 12.9 on.
+
+    Source: pytorch/pytorch#158037, #166639. `cuda` is the CUDA that torch was built for.
+    """
+    if capability != _HOPPER or cuda is None:
+        return False
+    major, minor = map(int, cuda.split(".")[:2])
+    return (major, minor) >= _GROUPS_SINCE
 
 
 def _interpreted(x: Torch) -> bool:

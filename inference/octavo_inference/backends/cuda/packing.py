@@ -1,53 +1,43 @@
-"""Packs canonical weights into the device's layouts, in numpy: floats unchanged, GGUF blocks as integer planes.
+"""Packs canonical weights into the device's layouts (`kernels.weight_layouts`), in numpy.
 
 A GGUF block interleaves scales and values, which prevents aligned, coalesced GPU loads. On the device they are separate
-planes, row by row:
-
-    int4  values uint8 [rows, cols / 2]: in each group the low nibbles are the first half of its columns, the high ones
-          the second, so that a kernel multiplies both with adjacent columns of x, in their lanes
-    int8  values uint8 [rows, cols]
-    both  scales fp16 [rows, cols / group], and minimums of the same shape where the format has them:
-          weight = (value - zero) * scale + minimum
+planes, row by row. Floats are unchanged.
 
 Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to
-1 / 2048: a quarter of the error of bfloat16 weights. The fp8 layout (float8_e4m3fn values with one float32 scale per
-row) is computed on the device, by `linear.quantize_rows`.
+1 / 2048: a quarter of the error of bfloat16 weights. So do scales of published formats that are float32 in the file,
+and minimums that are zero points times scales. A factor for each row, a power of two, keeps those of any size within
+fp16's range. The scales of fp8 are float32, and
+exact. Levels of tables are fp16, like the scales.
+
+Groups of a published format become groups of at most 128 columns with the same scale. The fp8 layout of float weights
+(float8_e4m3fn values with one factor per row) is computed on the device, by `linear.quantize_rows`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.models.ggml_dequant import BlockFormat, Blocks, Bytes, Floats, split_blocks
-from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Form, Layout
+from octavo_inference.models.ggml_dequant import BlockFormat, Blocks, Bytes, split_blocks
+from octavo_inference.models.groups import Floats, GroupedMatrix, Groups
 from octavo_inference.models.weights import Format, Matrix, Tensor, bf16_bits, dequantize
 
 Dense = Literal["f32", "bf16"]
-Form = Literal["f32", "bf16", "int4", "int8", "fp8"]
 Quantization = Literal["auto", "dense", "fp8"]
 Planes = dict[str, NDArray[Any]]
 PlaneType = Literal["f32", "bf16", "f16", "u8"]
 
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""The numbers of float4_e2m1 (OCP Microscaling Formats, section 5.3.3), which kernels convert without a table."""
+_GROUPS = (128, 64, 32, 16)
+"""Numbers of columns that may share a scale, the longest first."""
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """A matrix's layout on the device. `group` is how many columns share a scale, 0 for floats and fp8 (the row)."""
-
-    form: Form
-    group: int = 0
-    minimum: bool = False
-
-    @property
-    def zero(self) -> int:
-        """The stored value whose weight is the minimum alone."""
-        if self.group == 0 or self.minimum:
-            return 0
-        return 8 if self.form == "int4" else 128
-
+FP8_BY_ROW = Layout("fp8", factors=True)
+"""float8 with a factor for each row."""
 
 # The smallest layout that holds a stored format.
 LAYOUTS: dict[Format, Layout] = {
@@ -67,32 +57,51 @@ def layout_of(tensor: Matrix, dense: Dense, quantization: Quantization) -> Layou
     if isinstance(tensor, GroupedMatrix):
         return (None if quantization == "dense" else _grouped(tensor)) or Layout(dense)
     kept = None if quantization == "dense" else LAYOUTS.get(tensor.format)
-    return kept or Layout("fp8" if quantization == "fp8" else dense)
+    return kept or (FP8_BY_ROW if quantization == "fp8" else Layout(dense))
 
 
 def _grouped(matrix: GroupedMatrix) -> Layout | None:
-    """The layout of a published format, None for one that becomes floats."""
-    grouping = matrix.grouping
-    if matrix.order is not None or grouping.kind not in {"int4", "int8"} or grouping.group not in {16, 32}:
+    """The layout of a published format, None for one that becomes floats: groups that no group of `_GROUPS` divides."""
+    grouping, columns = matrix.grouping, matrix.shape[1]
+    if grouping.kind == "fp8" and grouping.group == columns and not grouping.minimum:
+        return FP8_BY_ROW
+    group = next((group for group in _GROUPS if grouping.group % group == 0), None)
+    if group is None:
         return None
-    return Layout("int4" if grouping.kind == "int4" else "int8", grouping.group, grouping.minimum)
+    if grouping.kind == "fp8":
+        return Layout("fp8", group, grouping.minimum)
+    form: Form = "fp4" if _times_e2m1(grouping.levels) else grouping.kind
+    levels = () if form == "fp4" else grouping.levels
+    layout = Layout(form, group, grouping.minimum, factors=True, levels=levels)
+    return None if layout.form in FOUR_BITS and columns % layout.pair else layout
+
+
+def _times_e2m1(levels: tuple[float, ...]) -> float:
+    """The factor by which levels are those of float4_e2m1: GGUF has them as integers, twice as large. 0 for others."""
+    factor = levels[1] / E2M1[1] if levels else 0.0
+    return factor if factor and levels == tuple(factor * level for level in E2M1) else 0.0
 
 
 def plane_shapes(layout: Layout, rows: int, cols: int) -> dict[str, tuple[PlaneType, tuple[int, ...]]]:
-    """Type and shape of each plane of a matrix, by name."""
-    if layout.form in ("f32", "bf16"):
+    """Type and shape of each plane of a matrix that has a row for each of its rows, by name."""
+    if layout.form == "f32" or layout.form == "bf16":  # noqa: PLR1714  mypy narrows no set
         return {"values": (layout.form, (rows, cols))}
-    if layout.form == "fp8":
-        return {"values": ("u8", (rows, cols)), "scales": ("f32", (rows,))}
-    width = cols // 2 if layout.form == "int4" else cols
+    width = cols // 2 if layout.form in FOUR_BITS else cols
     planes: dict[str, tuple[PlaneType, tuple[int, ...]]] = {"values": ("u8", (rows, width))}
-    for name in ("scales", "minimums") if layout.minimum else ("scales",):
-        planes[name] = ("f16", (rows, cols // layout.group))
+    if layout.group:
+        kind: PlaneType = "f32" if layout.form == "fp8" else "f16"
+        for name in ("scales", "minimums") if layout.minimum else ("scales",):
+            planes[name] = (kind, (rows, cols // layout.group))
+    if layout.factors:
+        planes["factors"] = ("f32", (rows,))
     return planes
 
 
 def pack(tensor: Matrix, layout: Layout) -> Planes:
-    """Pack a matrix into the planes of a `layout_of` layout except fp8; bfloat16 as bits. Unchanged ones are views."""
+    """Pack a matrix into the planes of its `layout_of`; bfloat16 as bits. Unchanged ones are views.
+
+    Floats are not packed into fp8.
+    """
     if isinstance(tensor, Tensor) and tensor.format == layout.form:
         return {"values": tensor.data}
     if layout.form == "f32":
@@ -100,8 +109,8 @@ def pack(tensor: Matrix, layout: Layout) -> Planes:
     if layout.form == "bf16":
         return {"values": bf16_bits(np.ascontiguousarray(dequantize(tensor)))}
     if isinstance(tensor, GroupedMatrix):
-        groups = tensor.read(0, tensor.shape[0])
-        return _planes(groups.values, groups.scale, groups.minimum, layout)
+        factor = _times_e2m1(tensor.grouping.levels) if layout.form == "fp4" else 1.0
+        return _groups(tensor.read(0, tensor.shape[0]), layout, factor)
     return _integers(split_blocks(cast("BlockFormat", tensor.format), tensor.data), layout, *tensor.shape)
 
 
@@ -113,18 +122,48 @@ def _integers(blocks: Blocks, layout: Layout, rows: int, cols: int) -> Planes:
     return _planes(values, blocks.scale.reshape(rows, -1), minimum, layout)
 
 
+def _groups(groups: Groups, layout: Layout, factor: float) -> Planes:
+    """The planes of groups whose levels are `factor` times those of the layout."""
+    if layout.group == 0:
+        return {"values": groups.values, "factors": groups.scale[:, 0].astype(np.float32)}
+    groups = groups.regrouped(layout.group)
+    if layout.form == "fp8":
+        return _planes(groups.values, groups.scale, groups.minimum, layout)
+    if factor != 1.0:
+        groups = replace(groups, scale=groups.scale * np.float32(factor))
+    exponent = _row_exponents(groups)
+    scale = np.ldexp(groups.scale, -exponent[:, None])
+    minimum = None if groups.minimum is None else np.ldexp(groups.minimum, -exponent[:, None])
+    factors = {"factors": np.ldexp(np.float32(1), exponent)}
+    return _planes(groups.values, scale, minimum, layout) | factors
+
+
+def _row_exponents(groups: Groups) -> NDArray[np.int32]:
+    """For each row, the exponent of the power of two by which its largest scale or minimum is from 0.5 to 1.
+
+    It is that of a normal float32: the largest of extreme rows is up to 2, or less than 0.5.
+    """
+    largest = np.abs(groups.scale).max(axis=1)
+    if groups.minimum is not None:
+        largest = np.maximum(largest, np.abs(groups.minimum).max(axis=1))
+    exponents: NDArray[np.int32] = np.clip(np.frexp(largest)[1], -126, 127)
+    return exponents
+
+
 def _planes(values: Bytes, scale: Floats, minimum: Floats | None, layout: Layout) -> Planes:
-    """The planes of values [rows, cols], one in each byte, with the scales of their groups."""
+    """The planes of values [rows, columns], one in each byte, with the scales of their groups."""
+    kind = np.float32 if layout.form == "fp8" else np.float16
     planes: Planes = {
-        "values": _two_a_byte(values, layout.group) if layout.form == "int4" else values,
-        "scales": scale.astype(np.float16),
+        "values": _two_a_byte(values, layout.pair) if layout.form in FOUR_BITS else values,
+        "scales": scale.astype(kind),
     }
     if minimum is not None:
-        planes["minimums"] = minimum.astype(np.float16)
+        planes["minimums"] = minimum.astype(kind)
     return planes
 
 
-def _two_a_byte(values: NDArray[np.uint8], group: int) -> NDArray[np.uint8]:
+def _two_a_byte(values: Bytes, pair: int) -> Bytes:
     rows, cols = values.shape
-    halves = values.reshape(rows, cols // group, 2, group // 2)
-    return (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(rows, cols // 2)
+    halves = values.reshape(rows, cols // pair, 2, pair // 2)
+    both: Bytes = (halves[:, :, 0] | halves[:, :, 1] << np.uint8(4)).reshape(rows, cols // 2)
+    return both

@@ -10,17 +10,27 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.buffers import ActivationCopies
+from octavo_inference.backends.cuda.device import Fp8Products
+from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
-from octavo_inference.backends.cuda.library_products import scales_rows
-from octavo_inference.backends.cuda.linear import RULES, DeviceMatrix, Embedding, Linear, quantize_rows
-from octavo_inference.backends.cuda.packing import Dense, PlaneType, Quantization, pack, plane_shapes
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
+from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, quantize_rows
+from octavo_inference.backends.cuda.packing import (
+    Dense,
+    PlaneType,
+    Quantization,
+    pack,
+    plane_shapes,
+)
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan, plan_weights, planned_bytes
+from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan, plan_weights
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Format, Tensor, Weights, dequantize
 
+NO_FP8 = Fp8Products()
 Progress = Callable[[int, int], None]
 
 _TYPES: dict[PlaneType, torch.dtype] = {
@@ -68,7 +78,23 @@ def device_bytes(
     config: ModelConfig, weights: Weights, *, dtype: torch.dtype, quantization: Quantization = "auto"
 ) -> int:
     """Bytes that `upload` allocates on the device and keeps. Reads no weights. Raises SettingsError like `upload`."""
-    return planned_bytes(config, weights, _dense(dtype), quantization)
+    return plan_weights(config, weights, _dense(dtype), quantization).nbytes + 4 * WORKSPACE
+
+
+def activation_copies(
+    config: ModelConfig,
+    weights: Weights,
+    *,
+    dtype: torch.dtype,
+    quantization: Quantization = "auto",
+    fp8: Fp8Products = NO_FP8,
+) -> ActivationCopies:
+    """The copies of activations that products with these weights read. Raises SettingsError like `upload`."""
+    plan = plan_weights(config, weights, _dense(dtype), quantization)
+    return ActivationCopies(
+        fp8=any(_multiplies_in_fp8(parts, fp8) for layer in plan.layers for parts in layer.values()),
+        ordered=plan.ordered,
+    )
 
 
 def upload(
@@ -79,16 +105,18 @@ def upload(
     dtype: torch.dtype,
     quantization: Quantization = "auto",
     progress: Progress | None = None,
+    fp8: Fp8Products = NO_FP8,
     fp8_activations: Torch | None = None,
+    ordered_activations: Torch | None = None,
     tiles: Tiles = RULES,
 ) -> DeviceWeights:
     """Upload all weights of a decoder, `device_bytes` in all; needs some tens of MB on the host meanwhile.
 
     Floats become `dtype` (float32 or bfloat16), or fp8 with `quantization` "fp8", except embedding and lm_head: the
     first is read by row, the second determines the tokens. Quantized tensors keep their layout, but become `dtype` with
-    "dense". `fp8_activations` is the buffer for them, as in `Linear`; `tiles` are those of the GPU. `progress` receives
-    the bytes done and the total after each piece. Pages of mapped files are released after they are read. Raises
-    SettingsError for another dtype.
+    "dense". All `Linear`s share the buffers of `activation_copies`; `fp8` names the products that read the first one.
+    `tiles` are those of the GPU. `progress` receives the bytes done and the total after each piece. Pages of mapped
+    files are released after they are read. Raises SettingsError for another dtype.
     """
     plan = plan_weights(config, weights, _dense(dtype), quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
@@ -101,7 +129,8 @@ def upload(
                 tuple(map(sender.matrix, parts)),
                 tuple(map(sender.bias, parts)),
                 workspace,
-                fp8_activations if _multiplies_in_fp8(parts) else None,
+                fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
+                ordered_activations,
                 tiles,
             )
             for name, parts in matrices.items()
@@ -118,14 +147,14 @@ def upload(
             )
         )
     final_norm = sender.norm(weights.final_norm)
-    head = _view(table, plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
+    head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
         Embedding(table),
         tuple(layers),
         final_norm,
-        Linear((head,), (None,), workspace, tiles=tiles),
+        Linear((head,), (None,), workspace, ordered_activations=ordered_activations, tiles=tiles),
         sender.done + workspace.nbytes,
         tiles,
     )
@@ -137,9 +166,14 @@ def _dense(dtype: torch.dtype) -> Dense:
     return _DENSE[dtype]
 
 
-def _multiplies_in_fp8(parts: Sequence[Part]) -> bool:
+def _multiplies_in_fp8(parts: Sequence[Part], fp8: Fp8Products) -> bool:
     """Return True for a single matrix of fp8 that the library multiplies by fp8."""
-    return [part.layout.form for part in parts] == ["fp8"] and scales_rows(parts[0].rows, parts[0].cols)
+    part, *others = parts
+    if others or part.layout.form != "fp8" or part.layout.minimum or part.order is not None:
+        return False
+    if part.layout.group == 0:
+        return fp8.rows and scales_rows(part.rows, part.cols)
+    return fp8.groups and part.layout.group == GROUP and scales_groups(part.rows, part.cols)
 
 
 class _Sender:
@@ -173,6 +207,11 @@ class _Sender:
                 self._count(*rows.values())
             # Release the whole again: pages that two pieces share are in none of them.
             source.release()
+        if part.layout.levels:
+            planes["levels"] = self._vector(np.array(part.layout.levels, np.float32), torch.float16)
+        if part.order is not None:
+            planes["order"] = torch.from_numpy(part.order.astype(np.int32)).to(self._device)
+            self._count(planes["order"])
         return DeviceMatrix(part.layout, part.cols, **planes)
 
     def bias(self, part: Part) -> Torch | None:
@@ -198,15 +237,10 @@ class _Sender:
     def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
         dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
         self._staging.send(piece.data, dense)
-        for name, result in zip(("values", "scales"), quantize_rows(dense), strict=True):
+        for name, result in zip(("values", "factors"), quantize_rows(dense), strict=True):
             rows[name].copy_(result)
 
     def _count(self, *finished: Torch) -> None:
         self.done += sum(tensor.nbytes for tensor in finished)
         if self._progress is not None:
             self._progress(self.done, self._total)
-
-
-def _view(matrix: DeviceMatrix, rows: slice) -> DeviceMatrix:
-    scales, minimums = (None if plane is None else plane[rows] for plane in (matrix.scales, matrix.minimums))
-    return DeviceMatrix(matrix.layout, matrix.cols, matrix.values[rows], scales, minimums)

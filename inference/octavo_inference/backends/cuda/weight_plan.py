@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
-from octavo_inference.backends.cuda.packing import Dense, Layout, PlaneType, Quantization, layout_of, plane_shapes
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.backends.cuda.kernels.weight_layouts import Layout
+from octavo_inference.backends.cuda.packing import Dense, PlaneType, Quantization, layout_of, plane_shapes
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
 _BYTES: dict[PlaneType, int] = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
@@ -22,11 +26,15 @@ _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None."""
+    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None.
+
+    The sources of a part have the same `order` of columns, or none.
+    """
 
     layout: Layout
     sources: tuple[Matrix, ...]
     biases: tuple[Tensor | None, ...]
+    order: NDArray[np.int32] | None = None
 
     @property
     def rows(self) -> int:
@@ -51,7 +59,8 @@ class Part:
         """Bytes of planes and biases."""
         planes = plane_shapes(self.layout, self.rows, self.cols).values()
         bias = 0 if self.bias_type is None else self.rows * _BYTES[self.bias_type]
-        return sum(_BYTES[kind] * math.prod(shape) for kind, shape in planes) + bias
+        whole = 2 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
+        return sum(_BYTES[kind] * math.prod(shape) for kind, shape in planes) + whole + bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +79,13 @@ class WeightPlan:
         return [self.embedding, *inside, *([] if isinstance(self.head, slice) else [self.head])]
 
     @property
+    def ordered(self) -> bool:
+        """Whether a matrix has an order of columns."""
+        return any(part.order is not None for part in self.parts)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all matrices and vectors."""
+        """Bytes of all matrices and vectors, without the products' workspace."""
         return sum(part.nbytes for part in self.parts) + sum(4 * math.prod(vector.shape) for vector in self.vectors)
 
 
@@ -80,7 +94,8 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
     layers = weights.layers[: config.layers]
 
     def alone(tensor: Matrix) -> Part:
-        return Part(layout_of(tensor, dense, "auto" if quantization == "fp8" else quantization), (tensor,), (None,))
+        [part] = _parts([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
+        return part
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
         return {
@@ -102,24 +117,31 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
     )
 
 
-def planned_bytes(config: ModelConfig, weights: Weights, dense: Dense, quantization: Quantization) -> int:
-    """Bytes that weights and the products' workspace take on a device. Reads no weights."""
-    return plan_weights(config, weights, dense, quantization).nbytes + 4 * WORKSPACE
-
-
 def _parts(
     tensors: Sequence[Matrix], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
 ) -> tuple[Part, ...]:
-    """Merge neighbours of one layout into one matrix.
+    """Merge neighbours of one layout and order of columns into one matrix.
 
     Others stay separate, although each costs a launch. Q4_K_M files keep q and k in one format and v in another, and a
     layout for both would grow q and k by three quarters.
     """
+
+    def kind(pair: tuple[Matrix, Tensor | None]) -> tuple[Layout, bytes | None]:
+        layout = layout_of(pair[0], dense, quantization)
+        order = _order(pair[0], layout)
+        return layout, None if order is None else order.tobytes()
+
     pairs = zip(tensors, biases, strict=True)
-    return tuple(
-        Part(layout, *zip(*group, strict=True))
-        for layout, group in groupby(pairs, lambda pair: layout_of(pair[0], dense, quantization))
-    )
+    parts = []
+    for (layout, _), group in groupby(pairs, kind):
+        sources, given = zip(*group, strict=True)
+        parts.append(Part(layout, sources, given, _order(sources[0], layout)))
+    return tuple(parts)
+
+
+def _order(matrix: Matrix, layout: Layout) -> NDArray[np.int32] | None:
+    """The order of a matrix's columns on the device: floats have their own."""
+    return matrix.order if isinstance(matrix, GroupedMatrix) and layout.form not in {"f32", "bf16"} else None
 
 
 def _rows_within(whole: Tensor, part: Matrix) -> slice | None:

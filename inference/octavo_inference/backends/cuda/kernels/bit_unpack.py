@@ -109,6 +109,30 @@ def unpack_e4m3(words):
 
 
 @triton.jit
+def unpack_e2m1(words, SHIFT: tl.constexpr):
+    """Convert four bits of each byte of the words from float4_e2m1 to float32, times 2**-126.
+
+    SHIFT moves those of the first byte to the top: 28 for the low ones, 24 for the high ones.
+    """
+    found = nothing()
+    for i in tl.static_range(len(words)):
+        for j in tl.static_range(4):
+            moved = ((words[i] << (SHIFT - 8 * j)) >> 6) & -0x7E400000
+            found = found + (moved.to(tl.float32, bitcast=True),)
+    return found
+
+
+@triton.jit
+def unpack_levels(words, levels, SHIFT: tl.constexpr):
+    """Look up the four bits from SHIFT on of each byte of the words in a table of 16."""
+    found = nothing()
+    for i in tl.static_range(len(words)):
+        for j in tl.static_range(4):
+            found = found + (tl.load(levels + ((words[i] >> (8 * j + SHIFT)) & 15)).to(tl.float32),)
+    return found
+
+
+@triton.jit
 def dot_of(weights, x):
     """The sum of products of two tuples."""
     total = weights[0] * x[0]

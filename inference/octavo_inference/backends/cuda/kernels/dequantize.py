@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, DeviceMatrix
 
 _BYTES = 1024
 
@@ -46,39 +46,77 @@ def spread(x, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _dequantize(values, scales, minimums, out, width, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
-                ZERO: tl.constexpr, MINIMUM: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
+def nibbles(raw, levels, FORM: tl.constexpr, ZERO: tl.constexpr, HIGH: tl.constexpr):
+    """Convert the low or the high nibbles of int32 bytes to float32, times 1 / nibble_unit.
+
+    High nibbles of integers are not shifted, and those of float4_e2m1 become float32 as in `e4m3`.
+    """
+    if FORM == "fp4":
+        bits = ((raw << (24 if HIGH else 28)) >> 6) & -0x7E400000
+        return bits.to(tl.float32, bitcast=True)
+    elif FORM == "code4":  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
+        return tl.load(levels + ((raw >> 4) & 15 if HIGH else raw & 15)).to(tl.float32)
+    else:
+        return integers(raw & 240, 16 * ZERO) if HIGH else integers(raw & 15, ZERO)
+
+
+@triton.constexpr_function
+def nibble_unit(form, high):
+    """The factor of `nibbles`."""
+    return 2.0**126 if form == "fp4" else 0.0625 if form == "int4" and high else 1.0
+
+
+@triton.constexpr_function
+def is_four_bits(form):
+    """Return True for layouts with two values in a byte."""
+    return form in FOUR_BITS
+
+
+@triton.jit
+def affine(value, scales, minimums, at, mask):
+    """Return value * scale + minimum, of the groups `at`."""
+    if scales is not None:
+        value *= tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)
+    if minimums is not None:
+        value += tl.load(minimums + at, mask=mask, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def _dequantize(values, scales, minimums, factors, levels, out, width, groups, FORM: tl.constexpr,
+                GROUP: tl.constexpr, ZERO: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BYTES + tl.arange(0, BYTES)
     inside = at < width
     raw = tl.load(values + row * width + at, mask=inside, other=0)
-    # Bytes of a row that share a scale.
-    SPAN: tl.constexpr = GROUP // 2 if FORM == "int4" else GROUP
-    minimum = 0.0
-    if GROUP > 0:
-        scale = tl.load(scales + row * groups + at // SPAN, mask=inside, other=0.0).to(tl.float32)
-    else:
-        scale = tl.load(scales + row)
-    if MINIMUM:
-        minimum = tl.load(minimums + row * groups + at // SPAN, mask=inside, other=0.0).to(tl.float32)
+    factor = 1.0
+    if factors is not None:
+        factor = tl.load(factors + row)
     kind = out.dtype.element_ty
-    if FORM == "int4":
-        out += row * 2 * width + at // SPAN * GROUP + at % SPAN
+    if is_four_bits(FORM):
+        UNIT: tl.constexpr = nibble_unit(FORM, False)
+        HALF: tl.constexpr = GROUP // 2 if GROUP > 32 else 16
+        low = at // HALF * (2 * HALF) + at % HALF
+        out += row * 2 * width
         both = raw.to(tl.int32)
-        tl.store(out, (integers(both & 15, ZERO) * scale + minimum).to(kind), mask=inside)
-        tl.store(out + SPAN, (integers(both >> 4, ZERO) * scale + minimum).to(kind), mask=inside)
+        value = nibbles(both, levels, FORM, ZERO, False) * UNIT
+        first = affine(value, scales, minimums, row * groups + low // GROUP, inside)
+        tl.store(out + low, (first * factor).to(kind), mask=inside)
+        value = nibbles(both >> 4, levels, FORM, ZERO, False) * UNIT
+        second = affine(value, scales, minimums, row * groups + (low + HALF) // GROUP, inside)
+        tl.store(out + low + HALF, (second * factor).to(kind), mask=inside)
     else:
         value = e4m3(raw) if FORM == "fp8" else integers(raw.to(tl.int32), ZERO)
-        tl.store(out + row * width + at, (value * scale + minimum).to(kind), mask=inside)
+        if GROUP > 0:
+            value = affine(value, scales, minimums, row * groups + at // GROUP, inside)
+        tl.store(out + row * width + at, (value * factor).to(kind), mask=inside)
 
 
-def dequantize_rows(
-    values: Torch, scales: Torch, minimums: Torch | None, out: Torch, *, form: Stored, group: int = 0, zero: int = 0
-) -> None:
-    """Write rows of packed weights to out [N, K], contiguous, of any float type; the planes as in `linear.linear`."""
-    (rows, width), cols = values.shape, out.shape[1]
+def dequantize_rows(matrix: DeviceMatrix, out: Torch) -> None:
+    """Write the rows of a packed matrix to out [rows, cols], contiguous, of any float type."""
+    rows, width = matrix.values.shape
     _dequantize[rows, triton.cdiv(width, _BYTES)](
-        values, scales, minimums, out, width, cols // group if group else 0, FORM=form, GROUP=group, ZERO=zero,
-        MINIMUM=minimums is not None, BYTES=_BYTES, **launch_options(),
+        matrix.values, matrix.scales, matrix.minimums, matrix.factors, matrix.levels, out, width, matrix.groups,
+        FORM=matrix.form, GROUP=matrix.layout.group, ZERO=matrix.layout.zero, BYTES=_BYTES, **launch_options(),
     )  # fmt: skip

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from octavo_inference.backends.cuda.kernels import workspace
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU
@@ -86,7 +86,7 @@ def linear_tile(form: Stored, m: int, n: int, width: int, dtype: torch.dtype) ->
     matrices of an 8B model (docs/evidence/gpu.md). Tiles fit 99 KiB of shared memory.
     """
     rows = row_step(m)
-    four = form == "int4"
+    four = form in FOUR_BITS
     programs = 2 * _PROGRAMS
     if dtype == torch.float32:  # multiplied without tensor cores, in registers
         rows, outputs, step, warps, stages = min(rows, 64), 64, 32, 4 if rows <= 32 else 8, 2
@@ -131,7 +131,7 @@ def gemv_tile(form: Stored, m: int, n: int, width: int) -> GemvTile:
     """
     if form == "dense":
         return GemvTile(2 if m <= 2 else 4, 4)
-    most = 4 if form != "int4" else 1 if n >= _MANY_OUTPUTS else 2
+    most = 4 if form not in FOUR_BITS else 1 if n >= _MANY_OUTPUTS else 2
     whole = max(1, width // 1024)  # steps of two warps
     return GemvTile(4, min(most, 1 << (whole.bit_length() - 1)))
 

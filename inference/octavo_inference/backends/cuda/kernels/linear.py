@@ -7,9 +7,9 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, spread
+from octavo_inference.backends.cuda.kernels.dequantize import e4m3, integers, is_four_bits, nibble_unit, nibbles, spread
 from octavo_inference.backends.cuda.kernels.launch_configs import LinearTile, dot_type, linear_tile
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
 _REDUCED = 1024
 
@@ -25,11 +25,20 @@ def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT:
     return tl.dot(rows, tl.trans(weights.to(DOT)), acc, input_precision="ieee")
 
 
+@triton.jit
+def _of_groups(plane, first, groups, known, COUNT: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
+    """A plane's numbers of COUNT groups, every EACH-th from `first` on, spread over the WIDTH bytes of a step."""
+    if plane is None:
+        return None
+    else:  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
+        group = first + EACH * tl.arange(0, COUNT)[None, :]
+        return spread(tl.load(plane + group, mask=known & (group < groups), other=0.0), WIDTH // COUNT)
+
+
 @triton.jit(do_not_specialize=["m"])
-def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
-            FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, MINIMUM: tl.constexpr, BIAS: tl.constexpr,
-            DOT: tl.constexpr, SPLIT: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
-            STEP: tl.constexpr):  # fmt: skip
+def _linear(x, w, scales, minimums, factors, levels, bias, y, partial, m, n, k, width, groups, x_stride, y_stride,
+            FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, DOT: tl.constexpr, SPLIT: tl.constexpr,
+            ROWS: tl.constexpr, OUTPUTS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     out = tl.program_id(1).to(tl.int64) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -37,33 +46,34 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
     present, known = (row < m)[:, None], (out < n)[:, None]
     x += row[:, None] * x_stride
     w += out[:, None] * width
-    if GROUP > 0:
+    if scales is not None:
         scales += out[:, None] * groups
-    if MINIMUM:
+    if minimums is not None:
         minimums += out[:, None] * groups
-    # Bytes of a row that share a scale.
-    SPAN: tl.constexpr = GROUP // 2 if FORM == "int4" else GROUP
+    FOUR: tl.constexpr = is_four_bits(FORM)
+    # Bytes of a row that share a scale, and groups in them: low and high nibbles of groups of 16 have one each.
+    SPAN: tl.constexpr = GROUP // 2 if FOUR and GROUP > 32 else 16 if FOUR or GROUP == 0 else GROUP
+    EACH: tl.constexpr = 2 if FOUR and GROUP < 32 else 1
+    COUNT: tl.constexpr = STEP // SPAN if STEP > SPAN else 1
     steps = tl.cdiv(width, STEP)
     each = tl.cdiv(steps, SPLIT)
     acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for step in range(part * each, tl.minimum(part * each + each, steps)):
         at = step * STEP + tl.arange(0, STEP)[None, :]
         raw = tl.load(w + at, mask=known & (at < width), other=0)
-        # Assigned in the loop, because Triton does not let a loop change the type of an outer variable.
-        scale, minimum = None, None
-        if GROUP > 0:
-            group = step * (STEP // SPAN) + tl.arange(0, STEP // SPAN)[None, :]
-            mask = known & (group < groups)
-            scale = spread(tl.load(scales + group, mask=mask, other=0.0), SPAN)
-            if MINIMUM:
-                minimum = spread(tl.load(minimums + group, mask=mask, other=0.0), SPAN)
-        if FORM == "int4":
+        group = step * STEP // SPAN * EACH
+        scale = _of_groups(scales, group, groups, known, COUNT, EACH, STEP)
+        minimum = _of_groups(minimums, group, groups, known, COUNT, EACH, STEP)
+        if FOUR:
             both = raw.to(tl.int32)
-            columns = at // SPAN * GROUP + at % SPAN
-            acc = _add_product(acc, x, columns, present, k, integers(both & 15, ZERO), scale, minimum, 1.0, DOT)
-            # The high nibble is not shifted: 16 times the value, with 1/16 of the scale.
-            high = integers(both & 240, 16 * ZERO)
-            acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, 0.0625, DOT)
+            columns = at // SPAN * (2 * SPAN) + at % SPAN
+            low = nibbles(both, levels, FORM, ZERO, False)
+            acc = _add_product(acc, x, columns, present, k, low, scale, minimum, nibble_unit(FORM, False), DOT)
+            high = nibbles(both, levels, FORM, ZERO, True)
+            if EACH == 2:
+                scale = _of_groups(scales, group + 1, groups, known, COUNT, EACH, STEP)
+                minimum = _of_groups(minimums, group + 1, groups, known, COUNT, EACH, STEP)
+            acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, nibble_unit(FORM, True), DOT)
         elif FORM == "int8":
             acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)
         else:
@@ -72,69 +82,57 @@ def _linear(x, w, scales, minimums, bias, y, partial, m, n, k, width, groups, x_
     if SPLIT > 1:
         tl.store(partial + (part * m + row[:, None]) * n + out[None, :], acc, mask=mask)
     else:
-        if FORM == "fp8":
-            acc *= tl.load(scales + out, mask=out < n, other=0.0)[None, :]
-        if BIAS:
+        if factors is not None:
+            acc *= tl.load(factors + out, mask=out < n, other=0.0)[None, :]
+        if bias is not None:
             acc += tl.load(bias + out, mask=out < n, other=0.0)[None, :]
         tl.store(y + row[:, None] * y_stride + out[None, :], acc.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["m"])
-def _reduce(partial, scales, bias, y, m, n, y_stride, SCALED: tl.constexpr, BIAS: tl.constexpr, SPLIT: tl.constexpr,
-            WIDTH: tl.constexpr):  # fmt: skip
+def _reduce(partial, factors, bias, y, m, n, y_stride, SPLIT: tl.constexpr, WIDTH: tl.constexpr):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     out = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     total = tl.zeros((WIDTH,), tl.float32)
     for part in range(SPLIT):
         total += tl.load(partial + (part * m + row) * n + out, mask=out < n, other=0.0)
-    if SCALED:
-        total *= tl.load(scales + out, mask=out < n, other=0.0)
-    if BIAS:
+    if factors is not None:
+        total *= tl.load(factors + out, mask=out < n, other=0.0)
+    if bias is not None:
         total += tl.load(bias + out, mask=out < n, other=0.0)
     tl.store(y + row * y_stride + out, total.to(y.dtype.element_ty), mask=out < n)
 
 
 def linear(
     x: Torch,
-    values: Torch,
-    scales: Torch | None,
-    minimums: Torch | None,
+    matrix: DeviceMatrix,
     bias: Torch | None,
     out: Torch,
     workspace: Torch,
     *,
-    form: Stored,
-    group: int = 0,
-    zero: int = 0,
     tile: LinearTile | None = None,
 ) -> None:
-    """Write x @ weights.T + bias to `out`, for weights of rows [N, K] in the layouts of `backends.cuda.packing`.
+    """Write x @ weights.T + bias to `out`, for a packed matrix [N, K].
 
     x [M, K] and out [M, N] in float32, bfloat16 or float16, rows contiguous and at any stride; bias [N] float32.
-    `values` by form:
-
-    - int4: uint8 [N, K / 2], low nibbles of a group before its high ones;
-    - int8: uint8 [N, K];
-    - fp8: uint8 [N, K], the bits of float8_e4m3fn, with `scales` [N] float32.
-
-    int4 and int8: weight = (value - zero) * scale + minimum, `scales` and `minimums` [N, K / group] float16. Weights
-    are rounded to the type of x and multiplied in it; sums are float32. `workspace`: `launch_configs.WORKSPACE` floats
-    for split-K partial sums. A second launch adds them in order: results depend on the shapes alone.
+    Weights without their row's factor are rounded to the type of x and multiplied in it; sums are float32.
+    `workspace`: `launch_configs.WORKSPACE` floats for split-K partial sums. A second launch adds them in order: results
+    depend on the shapes alone.
     """
-    (m, k), (n, width) = x.shape, values.shape
+    (m, k), (n, width) = x.shape, matrix.values.shape
     if m == 0:
         return
-    tile = tile or linear_tile(form, m, n, width, x.dtype)
+    tile = tile or linear_tile(matrix.form, m, n, width, x.dtype)
     grid = (triton.cdiv(m, tile.rows), triton.cdiv(n, tile.outputs), tile.split)
     _linear[grid](
-        x, values, scales, minimums, bias, out, workspace, m, n, k, width, k // group if group else 0,
-        x.stride(0), out.stride(0), FORM=form, GROUP=group, ZERO=zero, MINIMUM=minimums is not None,
-        BIAS=bias is not None, DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs,
+        x, matrix.values, matrix.scales, matrix.minimums, matrix.factors, matrix.levels, bias, out, workspace,
+        m, n, k, width, matrix.groups, x.stride(0), out.stride(0), FORM=matrix.form, GROUP=matrix.layout.group,
+        ZERO=matrix.layout.zero, DOT=dot_type(x.dtype), SPLIT=tile.split, ROWS=tile.rows, OUTPUTS=tile.outputs,
         STEP=tile.step, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
     if tile.split > 1:
         _reduce[m, triton.cdiv(n, _REDUCED)](
-            workspace, scales, bias, out, m, n, out.stride(0), SCALED=form == "fp8", BIAS=bias is not None,
-            SPLIT=tile.split, WIDTH=_REDUCED, **launch_options(),
+            workspace, matrix.factors, bias, out, m, n, out.stride(0), SPLIT=tile.split, WIDTH=_REDUCED,
+            **launch_options(),
         )  # fmt: skip

@@ -32,6 +32,7 @@ EXPERIMENTS = {
     "decode": "decode steps of 1 to 256 sequences against the bytes they must read, by format and context",
     "ttft": "time to the first token against the prompt's length",
     "anchors": "torch's attention and products at the shapes of our kernels",
+    "formats": "products of 1 to 2,048 rows by each format of weights",
     "launches": "the host's time per step, kernel by kernel and as a graph",
     "tiles": "the table of tiles of this card: every product by each tile that may be the best",
     "timeline": "some decode steps, host and device, to be drawn",

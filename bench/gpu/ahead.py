@@ -3,7 +3,7 @@
     check I N       every Nth case of `check --quick`, from the Ith
     engine NAME     an engine of `check`
     model NAME      a measured model, as its engine launches it
-    tiles NAME      the tiles that `tiles --only attention` tries; also `anchors NAME`
+    tiles NAME      the tiles that `tiles --only attention` tries; also `anchors NAME` and `formats NAME`
 
 `bench.gpu.pack` starts it, with the Python, torch and Triton versions of the machine that has the card: Triton's key of
 a kernel contains its own version.
@@ -30,8 +30,9 @@ from bench.gpu.null_gpu import NullGpu
 from bench.gpu.roofline import PUBLISHED
 from bench.gpu.timing import Wall
 from bench.lib.results import attempt
+from octavo_inference.backends.cuda.aot.formats import zeros
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.tools.precompile import rehearse, zeros
+from octavo_inference.tools.precompile import rehearse
 
 ATTENTION = "attention"
 
@@ -53,7 +54,7 @@ def jobs(parts: int) -> list[tuple[str, ...]]:
     found: list[tuple[str, ...]] = [("check", str(i), str(parts)) for i in range(parts)]
     found += [("engine", name) for name in checked_models.MODELS]
     found += [("model", name) for name in models] + [("tiles", name) for name in models]
-    return [*found, ("anchors", "llama-8b")]
+    return [*found, ("anchors", "llama-8b"), ("formats", "llama-8b")]
 
 
 def run(gpu: NullGpu, kind: str, *given: str) -> None:

@@ -57,6 +57,7 @@ CALLS: dict[int, tuple[Step, ...]] = {
         Step("reload-0.6b", ("load", "--model", "qwen3-0.6b"), 90),
         Step("reload-14b", ("load", "--model", "qwen3-14b"), 120),
         Step("start-8b", ("start", "--model", "llama-8b"), 120),
+        Step("formats", ("formats", "--model", "llama-8b"), 60),
     ),
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ COLUMNS: dict[str, str] = {
     "decode": "model weights kv context batch step_ms tokens_per_s gb of_bandwidth of_sheet_bandwidth host_ms",
     "ttft": "model tokens ttft_ms least_ms most_ms prompt_tokens_per_s of_flops of_sheet_flops",
     "anchors": "key us flash_us cudnn_us library_us of_bandwidth of_flops",
+    "formats": "key us library_us of_bandwidth of_flops",
     "launches": "key host_ms host_ms_most step_ms kernels us_a_kernel replays",
     "timeline": "model batch step_ms_p50 host_ms_p50 launch_ms_p50 idle_most kernel_idle kernels_a_step longest",
     "tiles": "key best_us rules_us else_us",

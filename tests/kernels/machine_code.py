@@ -38,6 +38,8 @@ CASES = {
     **{f"decode, {n} stages": replace(LLAMA, tile=replace(TILE, stages=n)) for n in (2, 3, 4)},
     "gemv fp8": Product("fp8", 1, *SIZES["gate_up"]),
     "linear fp8": Product("fp8", 64, *SIZES["gate_up"]),
+    "gemv fp4": Product("fp4 nvfp4", 1, *SIZES["qkv"]),
+    "linear fp4": Product("fp4 nvfp4", 64, *SIZES["qkv"]),
     "gemv int4": Product("int4 q4_k", 1, *SIZES["gate_up"]),
 }
 

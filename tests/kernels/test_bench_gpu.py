@@ -312,6 +312,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
         ("anchors", "llama-8b", "us"),
+        ("formats", "llama-8b", "us"),
         ("launches", "qwen3-0.6b", "host_ms"),
         pytest.param("timeline", "qwen3-0.6b", "step_ms_p50", marks=pytest.mark.full),
     ],

@@ -117,11 +117,20 @@ def test_products_use_the_tensor_cores_of_the_card(machine_code: MachineCode, ca
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("case", "kernel"), [("gemv fp8", "_gemv"), ("linear fp8", "_linear"), ("gemv int4", "_gemv")])
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [
+        ("gemv fp8", "_gemv"),
+        ("linear fp8", "_linear"),
+        ("gemv fp4", "_gemv"),
+        ("linear fp4", "_linear"),
+        ("gemv int4", "_gemv"),
+    ],
+)
 def test_denormals_are_kept_where_weights_are_decoded_by_shifts(
     machine_code: MachineCode, case: str, kernel: str
 ) -> None:
-    """The smallest values of e4m3 become denormals of float32 on the way: flushed, they would be zero."""
+    """The smallest values of e4m3 and e2m1 become denormals of float32 on the way: flushed, they would be zero."""
     assert machine_code[case, kernel]["instructions"]["ftz"] == 0
 
 

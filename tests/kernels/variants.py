@@ -20,6 +20,7 @@ import triton
 
 from bench.gpu.checked_models import GEMMA, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
+from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import Device
@@ -182,14 +183,17 @@ def compiled_late(
     config: ModelConfig, kv_dtype: str, quantization: str, ranks: int, variants: Variants
 ) -> tuple[int, list[str]]:
     """How many variants `warm_up` compiles, and those that only serving does."""
-    gguf = quantization == "gguf"
-    weights = quantised(random_weights(config)) if gguf else random_weights(config)
+    if quantization in FORMATS:
+        weights = zeros(config, quantization)
+    else:
+        weights = quantised(random_weights(config)) if quantization == "gguf" else random_weights(config)
     group = Alike(ranks - 1, ranks)
     backend = CudaBackend.create(
         *shard(config, weights, rank=group.rank, size=ranks), group=group,
         device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
-        dtype=torch.bfloat16, kv_dtype=kv_dtype, quantization="auto" if gguf else quantization, capture=Launched,
+        dtype=torch.bfloat16, kv_dtype=kv_dtype, capture=Launched,
+        quantization="fp8" if quantization == "fp8" else "auto",
     )  # fmt: skip
     variants.seen.clear()
     backend.warm_up()

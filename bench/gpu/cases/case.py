@@ -71,14 +71,15 @@ class Trial:
 class Case:
     """`prepare` creates the inputs at a place. `float8`: needs compute capability 8.9, and is refused below.
 
-    `library`: a product of torch's library, so there is nothing to compile. `quick`: part of the small set that is
-    compiled by default.
+    `groups8`: needs a library that multiplies float8 in groups of columns, and is refused without. `library`: a product
+    of torch's library, so there is nothing to compile. `quick`: part of the small set that is compiled by default.
     """
 
     kernel: str
     variant: str
     prepare: Callable[[Place], Trial]
     float8: bool = False
+    groups8: bool = False
     library: bool = False
     quick: bool = False
 

@@ -9,19 +9,17 @@ import torch
 from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
-from bench.gpu.cases.weights import LAYOUTS, PUBLISHED, factors_of, weights
+from bench.gpu.cases.weights import KNOWN, LAYOUTS, PUBLISHED, factors_of, weights
 from octavo_inference.backends.cuda import library_products
 from octavo_inference.backends.cuda.kernels.dequantize import dequantize_rows
 from octavo_inference.backends.cuda.kernels.embedding import embed
 from octavo_inference.backends.cuda.kernels.gemv import gemv, suits
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE, gemv_rows
 from octavo_inference.backends.cuda.kernels.linear import linear
-from octavo_inference.backends.cuda.kernels.quantize import quantize
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
+from octavo_inference.backends.cuda.kernels.quantize import quantize, quantize_groups
+from octavo_inference.backends.cuda.kernels.weight_layouts import Layout, Stored
 from octavo_inference.backends.cuda.linear import LIBRARY_ROWS, Linear
 from octavo_inference.backends.cuda.packing import FP8_BY_ROW
-
-KNOWN = LAYOUTS | PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +111,34 @@ class Product8:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ProductGroups:
+    """y [m, n] = x [m, k] @ weights.T of fp8 by fp8 in groups of 128 columns, by the library."""
+
+    m: int
+    n: int
+    k: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.n}x{self.k}"
+
+    def prepare(self, place: Place) -> Trial:
+        """Prepare the trial, for `Case`."""
+        m, n, k = place.pick(self.m, 132), place.pick(self.n, 80), place.pick(self.k, 256)
+        made = weights(place, Layout("fp8", library_products.GROUP), n, k)
+        x, out = place.randn(m, k), place.empty(m, n)
+        values = place.empty(m, k, dtype=torch.uint8)
+        layer = Linear((made.matrix,), (None,), place.empty(WORKSPACE, dtype=torch.float32), values.view(-1))
+
+        def pairs() -> list[Pair]:
+            rows = x.float().view(-1, library_products.GROUP)
+            scales = rows.abs().amax(dim=1, keepdim=True) / 448
+            given = values.view(torch.float8_e4m3fn).float().view(rows.shape) * scales
+            return [(out, given.view(m, k) @ made.dense.T)]
+
+        return Trial(lambda: layer(x, out), pairs, rounding(place.dtype, 1), size_of(x, out, made.matrix.values))
+
+
 def planes_of_rows(place: Place, m: int, k: int) -> tuple[Tensor, Tensor]:
     """Random activations [m, k] as bits of float8_e4m3fn, and their scales [m]."""
     x = (place.randn(m, k, dtype=torch.float32) * 100).to(torch.float8_e4m3fn)
@@ -133,6 +159,23 @@ def quantized(place: Place, m: int, k: int) -> Trial:
         return [(scales, expected_scales), (found, torch.where(near(found, rounded), found, rounded))]
 
     return Trial(lambda: quantize(x, eight, scales), pairs, 1e-6, size_of(x, eight))
+
+
+def quantized_groups(place: Place, m: int, k: int) -> Trial:
+    """Groups of columns of activations to fp8."""
+    group = library_products.GROUP
+    m, k = place.pick(m, 19), place.pick(k, 3 * group)
+    x, eight = place.randn(m, k), place.empty(m, k, dtype=torch.uint8)
+    scales = place.empty(k // group, m, dtype=torch.float32)
+
+    def pairs() -> list[Pair]:
+        wide = x.float().view(m, -1, group)
+        expected_scales = wide.abs().amax(dim=2) / 448
+        rounded = (wide / expected_scales[..., None]).to(torch.float8_e4m3fn).float().view(m, k)
+        found = eight.view(torch.float8_e4m3fn).float()
+        return [(scales, expected_scales.t()), (found, torch.where(near(found, rounded), found, rounded))]
+
+    return Trial(lambda: quantize_groups(x, eight, scales, group), pairs, 1e-6, size_of(x, eight))
 
 
 def near(found: Tensor, expected: Tensor) -> Tensor:
@@ -233,11 +276,17 @@ QUICK = {
     "int8 q6_k 128256x4096",
 }
 PRODUCTS8 = [Product8(m, *SIZES[name]) for name in ("gate_up", "down") for m in (128, 512)]
+GROUPS8 = [ProductGroups(m, *SIZES[name]) for name in ("gate_up", "down") for m in (132, 512)]
 CASES = [
+    *(
+        Case("scaled_mm", f"groups {shape}", shape.prepare, groups8=True, library=True, quick=shape == GROUPS8[0])
+        for shape in GROUPS8
+    ),
     *(
         Case("scaled_mm", str(shape), shape.prepare, float8=True, library=True, quick=shape == PRODUCTS8[0])
         for shape in PRODUCTS8
     ),
+    Case("quantize", "groups 512x14336", lambda place: quantized_groups(place, 512, 14336), quick=True),
     Case("quantize", "512x14336", lambda place: quantized(place, 512, 14336), quick=True),
     *(
         Case(shape.kernel, str(shape), shape.prepare, library=shape.kernel == "mm", quick=str(shape) in QUICK)

@@ -39,6 +39,7 @@ PUBLISHED = {
     "fp8 blocks": Layout("fp8", 128),
 }
 """Layouts of checkpoints as they are published."""
+KNOWN = LAYOUTS | PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)

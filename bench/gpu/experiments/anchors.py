@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from bench.gpu.cases.attention import Attention
 from bench.gpu.cases.case import Place, size_of
-from bench.gpu.cases.weights import LAYOUTS, weights
+from bench.gpu.cases.weights import KNOWN, weights
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.measured_models import MODELS, products
 from bench.gpu.timing import Flush, measured
@@ -23,6 +23,7 @@ from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.library_products import supports_groups
 from octavo_inference.backends.cuda.linear import Linear
 
 REPEATS = 20
@@ -34,6 +35,11 @@ MOST_ROWS = 8192
 """Rows of x at most."""
 SDPA = {"flash_us": SDPBackend.FLASH_ATTENTION, "cudnn_us": SDPBackend.CUDNN_ATTENTION}
 Launch = Callable[[], object]
+IN_FP8: dict[str, Callable[[tuple[int, int]], bool]] = {
+    "fp8": lambda capability: capability >= FP8_CAPABILITY,
+    "fp8 blocks": lambda capability: supports_groups(capability, torch.version.cuda),
+}
+"""The weights that are multiplied by float8 activations, by the compute capability of the GPU."""
 
 
 def items(setting: Setting) -> Iterator[Item]:
@@ -83,14 +89,14 @@ def attention(setting: Setting, flush: Launch, model: str, batch: int, queries: 
 def product(setting: Setting, flush: Launch, model: str, name: str, stored: str, m: int) -> Row:
     """Microseconds of a product as the engine runs it, and of the library's; the matrix is kept for the next rows."""
     place = setting.place
-    n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 64), strict=True))
+    n, k = (place.pick(size, small) for size, small in zip(products(MODELS[model])[name], (77, 256), strict=True))
     linear = setting.keep.get((model, name, stored), lambda: linear_of(place, stored, n, k))
     # Logits are float32, other outputs have the activations' type.
     x, out = place.randn(m, k), place.empty(m, n, dtype=torch.float32 if name == "head" else None)
     row = timed(setting, flush, {"us": lambda: linear(x, out)})
     if place.device.type != "meta":
         weights = place.randn(n, k)
-        if stored == "fp8":
+        if stored in IN_FP8:
             a, b = x.to(torch.float8_e4m3fn), weights.to(torch.float8_e4m3fn)
             by_row, by_column = torch.ones(m, 1, device=place.device), torch.ones(1, n, device=place.device)
 
@@ -115,12 +121,12 @@ def product(setting: Setting, flush: Launch, model: str, name: str, stored: str,
 
 def linear_of(place: Place, stored: str, n: int, k: int) -> Linear:
     """A random matrix on the device."""
-    gpu = place.device.type == "cuda"
+    matrix, gpu = weights(place, KNOWN[stored], n, k).matrix, place.device.type == "cuda"
     # As in the server: with float8 weights the activations are float8 where the GPU multiplies it, and tiles are the
     # GPU's own.
-    eight = gpu and stored == "fp8" and torch.cuda.get_device_capability(place.device) >= FP8_CAPABILITY
+    eight = gpu and stored in IN_FP8 and IN_FP8[stored](torch.cuda.get_device_capability(place.device))
     return Linear(
-        (weights(place, LAYOUTS[stored], n, k).matrix,),
+        (matrix,),
         (None,),
         place.empty(WORKSPACE, dtype=torch.float32),
         fp8_activations=place.empty(MOST_ROWS * k, dtype=torch.uint8) if eight else None,

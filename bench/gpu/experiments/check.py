@@ -16,6 +16,7 @@ from bench.gpu.experiments.setting import Setting
 from bench.gpu.timing import measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.library_products import supports_groups
 from octavo_inference.models.config import ModelConfig
 
 REPEATS = 20
@@ -48,6 +49,8 @@ def check_kernel(setting: Setting, case: Case) -> Row:
     gpu = setting.device.type == "cuda"
     if case.float8 and gpu and torch.cuda.get_device_capability(setting.device) < (8, 9):
         return row | {"verdict": "refused", "why": "no float8 below compute capability 8.9"}
+    if case.groups8 and gpu and not supports_groups(torch.cuda.get_device_capability(), torch.version.cuda):
+        return row | {"verdict": "refused", "why": "float8 in groups needs compute capability 9.0 and CUDA 12.9"}
     # Each case draws the same numbers, regardless of the selected cases.
     torch.manual_seed(0)
     trial = case.prepare(setting.place)

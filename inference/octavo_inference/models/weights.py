@@ -106,7 +106,7 @@ class Weights:
         yield from (self.embedding, self.final_norm, self.lm_head)
 
 
-def layer_of(config: ModelConfig, matrix: Callable[[int, int], Tensor], norm: Callable[[int], Tensor]) -> LayerWeights:
+def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]) -> LayerWeights:
     """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return LayerWeights(

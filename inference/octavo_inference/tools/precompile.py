@@ -21,13 +21,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from torch import Tensor as Torch
 from torch.overrides import TorchFunctionMode
 
 from octavo_inference.backends.cuda.aot import kernel_cache
+from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.aot.null_driver import SHARED_KIB, NullDriver
 from octavo_inference.backends.cuda.aot.shapes import SHAPES
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -37,7 +37,7 @@ from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.config.engine import GPU_PROFILES, KvDtype, ProfileName
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
-from octavo_inference.models.weights import Tensor, Weights, layer_of
+from octavo_inference.models.weights import Weights
 
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0")
 # Shapes of the most common models. Each further name in `SHAPES` takes half a minute of compilation per card.
@@ -61,14 +61,14 @@ _BLOCKS = 16
 class CompileJob:
     """Kernels of a model for a kind of card: a name of `SHAPES`, the KV cache format and the weight format.
 
-    `weights`: format to which bfloat16 weights of a file are converted. `ranks`: number of such cards that share the
-    model.
+    `weights`: format to which bfloat16 weights of a file are converted, or one of `FORMATS`, in which a checkpoint is
+    published. `ranks`: number of such cards that share the model.
     """
 
     capability: tuple[int, int]
     model: str
     kv_dtype: KvDtype
-    weights: Quantization
+    weights: str
     ranks: int = 1
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ def jobs_of(
     capability: str,
     models: Iterable[str],
     kv_dtypes: Iterable[KvDtype],
-    weights: Iterable[Quantization],
+    weights: Iterable[str],
     ranks: Iterable[int] = (1,),
 ) -> list[CompileJob]:
     """All jobs of these combinations that the card supports."""
@@ -131,26 +131,14 @@ def jobs_of(
     ]
 
 
-def zeros(config: ModelConfig) -> Weights:
-    """Zero weights of a model, with matrices in bfloat16. They take no memory until they are copied."""
-
-    def matrix(rows: int, columns: int) -> Tensor:
-        return Tensor("bf16", (rows, columns), np.zeros((rows, columns), np.uint16))
-
-    def norm(size: int) -> Tensor:
-        return Tensor("f32", (size,), np.zeros(size, np.float32))
-
-    layer = layer_of(config, matrix, norm)
-    embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
-
-
 def warm_up(job: CompileJob, profile: ProfileName = "balanced") -> kernel_cache.CacheUse:
     """Make Triton compile the kernels of a job's server into TRITON_CACHE_DIR. The process needs a `NullDriver`."""
     whole = SHAPES[job.model]
-    config, weights = shard(whole, zeros(whole), rank=0, size=job.ranks)
+    published = job.weights if job.weights in FORMATS else None
+    quantization: Quantization = "fp8" if job.weights == "fp8" else "auto"
+    config, weights = shard(whole, zeros(whole, published), rank=0, size=job.ranks)
     group = _Absent(0, job.ranks)
-    return rehearse(config, weights, job.capability, job.kv_dtype, job.weights, profile=profile, group=group)
+    return rehearse(config, weights, job.capability, job.kv_dtype, quantization, profile=profile, group=group)
 
 
 def rehearse(
@@ -213,7 +201,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--capability", nargs="+", default=CAPABILITIES, choices=known, help="cards to compile for")
     add("--model", nargs="+", default=USUAL, choices=tuple(SHAPES), help="shapes of models")
     add("--kv-dtype", nargs="+", default=("auto",), choices=("auto", "fp8", "int8"), help="how K and V are kept")
-    add("--weights", nargs="+", default=("auto",), choices=("auto", "fp8"), help="how bfloat16 weights are kept")
+    add(
+        "--weights", nargs="+", default=("auto",), choices=("auto", "fp8", *FORMATS),
+        help="how bfloat16 weights are kept, or the format of a published checkpoint",
+    )  # fmt: skip
     add(
         "--tensor", nargs="+", type=int, default=(1,), metavar="N", help="GPUs that share a model; those that divide it"
     )

@@ -38,7 +38,7 @@ def _quantize(x, values, scales, x_stride, width, COLUMNS: tl.constexpr):
         tl.store(values + row * width + at, encode_e4m3(value / scale), mask=at < width)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _quantize_groups(x, values, scales, rows, x_stride, width, GROUP: tl.constexpr, GROUPS: tl.constexpr):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)

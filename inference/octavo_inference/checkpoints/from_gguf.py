@@ -10,30 +10,15 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
 from octavo_inference.checkpoints.gguf_header import Strings
-from octavo_inference.checkpoints.gguf_matrix import grouped_matrix
+from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.ggml_groups import GROUPED
-from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
-# Formats that kernels read as stored; those of `GROUPED` are read in pieces.
-FORMATS: dict[str, Format] = {
-    "F32": "f32",
-    "F16": "f16",
-    "BF16": "bf16",
-    "Q4_0": "q4_0",
-    "Q4_1": "q4_1",
-    "Q5_0": "q5_0",
-    "Q5_1": "q5_1",
-    "Q8_0": "q8_0",
-    "Q4_K": "q4_k",
-    "Q5_K": "q5_k",
-    "Q6_K": "q6_k",
-}
 # Weights that are converted at once.
 _PIECE = 1 << 22
 _GEMMA = frozenset({"gemma2", "gemma3"})
@@ -66,7 +51,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     def divisors(name: str) -> NDArray[np.float32] | None:
         if name not in file.tensors:
             return None
-        values = _values(file, _tensor(file, name, (rotary // 2,)))
+        values = elements(file, _tensor(file, name, (rotary // 2,)))
         if not (values > 0).all():
             raise ModelError(f"{file.path}: {name} has entries that are not positive")
         return values
@@ -151,7 +136,7 @@ class _Tensors:
     def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Matrix:
         source = _tensor(self.file, name, (rows, columns))
         # Sorted rows of blocks are a copy, which nothing can be read from without contents.
-        return _matrix(self.file, source, self.order(heads) if self.contents else None)
+        return stored_matrix(self.file, source, self.order(heads) if self.contents else None)
 
     def table(self, name: str, matrix: Matrix) -> Tensor:
         """The embedding, of which kernels read rows: in bfloat16 if its format is read in pieces."""
@@ -169,7 +154,7 @@ class _Tensors:
         return Tensor("bf16", matrix.shape, bits)
 
     def vector(self, name: str, size: int, heads: int = 0) -> Tensor:
-        values = _values(self.file, _tensor(self.file, name, (size,)))
+        values = elements(self.file, _tensor(self.file, name, (size,)))
         order = self.order(heads)
         return Tensor("f32", (size,), values if order is None else values[order])
 
@@ -233,37 +218,6 @@ def _tensor(file: GgufFile, name: str, shape: tuple[int, ...] | None = None) -> 
     if shape is not None and tensor.shape != shape:
         raise ModelError(f"{file.path}: tensor {name} has shape {tensor.shape}, the metadata says {shape}")
     return tensor
-
-
-def _matrix(file: GgufFile, source: GgufTensor, order: NDArray[np.int64] | None = None) -> Matrix:
-    """All rows of a tensor, those of all experts below each other, with row i that at order[i]."""
-    factor = _factor(file, source.name)
-    if source.type_name in GROUPED:
-        return grouped_matrix(file.path, source, order, 1.0 if factor is None else factor)
-    if source.type_name not in FORMATS:
-        raise ModelError(f"{file.path}: tensor {source.name} has the type {source.type_name}, which holds no weights")
-    if factor is not None:
-        raise ModelError(f"{file.path}: tensor {source.name} in {source.type_name} has a scale tensor beside it")
-    data = source.data if order is None else source.data[order]
-    kept = FORMATS[source.type_name]
-    numbers: dict[str, type[np.generic]] = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
-    return Tensor(kept, (len(data), source.shape[-1]), data.view(numbers.get(kept, np.uint8)))
-
-
-def _factor(file: GgufFile, name: str) -> float | None:
-    """The number by which a matrix is multiplied: NVFP4 files store its second scale as `blk.0.attn_q.scale`."""
-    scale = name.removesuffix("weight") + "scale"
-    if not name.endswith(".weight") or scale not in file.tensors:
-        return None
-    (value,) = _values(file, _tensor(file, scale, (1,))).tolist()
-    if not np.isfinite(value):
-        raise ModelError(f"{file.path}: tensor {scale} is {value}, expected a finite number")
-    return float(value)
-
-
-def _values(file: GgufFile, source: GgufTensor) -> NDArray[np.float32]:
-    """All elements in a row."""
-    return dequantize(_matrix(file, source)).reshape(-1)
 
 
 def _architecture(file: GgufFile) -> str:

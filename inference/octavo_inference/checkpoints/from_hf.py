@@ -163,12 +163,18 @@ class _Tensors:
     def take(self, name: str, shape: tuple[int, ...]) -> RawTensor:
         raw = self.checkpoint.tensors.get(name)
         if raw is None:
-            raise ModelError(f"{self.folder}: tensor {name} is missing")
+            raise ModelError(f"{self.folder}: tensor {name} is missing{self._instead_of(name)}")
         if raw.shape != shape:
             raise ModelError(f"{self.folder}: tensor {name} has shape {raw.shape}, config.json says {shape}")
         if raw.dtype not in ("F32", "BF16", "F16"):
             raise ModelError(f"{self.folder}: tensor {name} has dtype {raw.dtype}, supported are F32, BF16 and F16")
         return raw
+
+    def _instead_of(self, name: str) -> str:
+        """The quantized tensors of a module whose floats are missing, such as those of an embedding."""
+        module = name.removesuffix("weight")
+        found = sorted(other for other in self.checkpoint.tensors if other.startswith(module))
+        return f"; the checkpoint has {found[0]}, and supported there are F32, BF16 and F16" if found else ""
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """The weights of a linear layer, which may be quantized."""

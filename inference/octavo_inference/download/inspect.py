@@ -20,6 +20,7 @@ from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
+from octavo_inference.checkpoints.quantized.described import MODELOPT_FILE, OLD_FILES
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
@@ -31,7 +32,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
-_DESCRIPTIONS = frozenset({"config.json", "generation_config.json", _INDEX})
+_DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
 _FIRST_BYTES = 1 << 20
 _LAST_BYTES = 1 << 27
 

@@ -53,6 +53,16 @@ def half(blocks: Bytes, at: int) -> Floats:
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
+def planes(packed: Bytes, shifts: tuple[int, ...], mask: int, run: int) -> Bytes:
+    """Bits of [blocks, bytes] in order: of each `run` bytes first those at the first shift, then at the next."""
+    blocks, width = packed.shape
+    result = np.empty((blocks, width // run, len(shifts), run), np.uint8)
+    contiguous = np.ascontiguousarray(packed)
+    for i, shift in enumerate(shifts):
+        result[:, :, i] = (contiguous >> np.uint8(shift) & np.uint8(mask)).reshape(blocks, -1, run)
+    return result.reshape(blocks, -1)
+
+
 def _nibbles(packed: Bytes) -> Bytes:
     """16 bytes, [blocks, 1, 32]: the low nibbles are elements 0..15, the high ones 16..31."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=1)[:, None]

@@ -12,12 +12,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.models.ggml_dequant import half
+from octavo_inference.models.ggml_dequant import half, planes
 from octavo_inference.models.groups import Bytes, Floats, Grouping
 
 Parts: TypeAlias = "tuple[Bytes, Floats, Floats | None]"
 """`values` [blocks, elements of a block], `scale` and `minimum` [blocks, groups] of `Groups`."""
 
+_NIBBLES, _TWO_BITS = (0, 4), (0, 2, 4, 6)
 _MINUS = 8
 
 
@@ -37,19 +38,14 @@ THREE_BIT_XXS = Grouping("code4", 32, levels=_signed(4, 12, 20, 28, 36, 44, 52, 
 THREE_BIT_S = Grouping("code4", 32, levels=_signed(1, 3, 5, 7, 9, 11, 13, 15))
 
 
-def nibble_pairs(packed: Bytes) -> Bytes:
-    """Of each byte the low nibble, then the high one, [blocks, 2 * bytes]."""
-    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1).reshape(len(packed), -1)
-
-
 def iq1_s(blocks: Bytes) -> Parts:
     """A scale, a sign of the offset and four times three upper bits of grid indices in 16 bits for 32 weights."""
     high = blocks[:, 34:50].copy().view(np.uint16)
     scale = half(blocks, 0) * _odd(high >> 12 & 7) * np.float32(0.125)
     upper = (high[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)).reshape(len(blocks), -1)
-    entries = _grid("IQ1_S")[blocks[:, 2:34] | upper << np.uint16(8)]
+    entries = _grid("IQ1_S").take(blocks[:, 2:34] | upper << np.uint16(8))
     minus = np.repeat(high >> 15, 4, axis=1)
-    return _codes(entries | _offsets()[minus]), scale, None
+    return _codes(entries | _offsets().take(minus)), scale, None
 
 
 def iq1_m(blocks: Bytes) -> Parts:
@@ -60,15 +56,15 @@ def iq1_m(blocks: Bytes) -> Parts:
     bits = tops[:, 0] | tops[:, 1] << np.uint16(4) | tops[:, 2] << np.uint16(8) | tops[:, 3] << np.uint16(12)
     scales = (words[:, :, None] >> np.array([0, 3, 6, 9], np.uint16) & np.uint16(7)).reshape(len(blocks), -1)
     scale = bits.view(np.float16).astype(np.float32)[:, None] * _odd(scales) * np.float32(0.125)
-    high = nibble_pairs(blocks[:, 32:48])
-    entries = _grid("IQ1_S")[blocks[:, :32] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8)]
-    return _codes(entries | _offsets()[high >> np.uint8(3)]), scale, None
+    high = planes(blocks[:, 32:48], _NIBBLES, 15, 1)
+    entries = _grid("IQ1_S").take(blocks[:, :32] | (high & np.uint8(7)).astype(np.uint16) << np.uint16(8))
+    return _codes(entries | _offsets().take(high >> np.uint8(3))), scale, None
 
 
 def iq2_xxs(blocks: Bytes) -> Parts:
     """Four grid indices, four sign indices of seven bits and a scale in 8 bytes for 32 weights."""
     words = blocks[:, 2:].copy().view(np.uint32).reshape(len(blocks), 8, 2)
-    entries = _grid("IQ2_XXS")[np.ascontiguousarray(words[..., 0]).view(np.uint8)]
+    entries = _grid("IQ2_XXS").take(np.ascontiguousarray(words[..., 0]).view(np.uint8))
     scale = half(blocks, 0) * _odd(words[..., 1] >> 28) * np.float32(0.125)
     return _codes(entries | _signs_of_sevens(words[..., 1])), scale, None
 
@@ -76,23 +72,23 @@ def iq2_xxs(blocks: Bytes) -> Parts:
 def iq2_xs(blocks: Bytes) -> Parts:
     """A grid index of nine bits and a sign index of seven for 8 weights."""
     words = blocks[:, 2:66].copy().view(np.uint16)
-    scale = half(blocks, 0) * _odd(nibble_pairs(blocks[:, 66:])) * np.float32(0.125)
-    entries = _grid("IQ2_XS")[words & np.uint16(511)]
-    return _codes(entries | _even_signs()[words >> np.uint16(9)]), scale, None
+    scale = half(blocks, 0) * _odd(planes(blocks[:, 66:], _NIBBLES, 15, 1)) * np.float32(0.125)
+    entries = _grid("IQ2_XS").take(words & np.uint16(511))
+    return _codes(entries | _even_signs().take(words >> np.uint16(9))), scale, None
 
 
 def iq2_s(blocks: Bytes) -> Parts:
     """A grid index of ten bits and 8 signs for 8 weights."""
-    upper = blocks[:, 66:74, None] >> np.array([0, 2, 4, 6], np.uint8) & np.uint8(3)
-    scale = half(blocks, 0) * _odd(nibble_pairs(blocks[:, 74:])) * np.float32(0.125)
-    indices = blocks[:, 2:34] | upper.reshape(len(blocks), -1).astype(np.uint16) << np.uint16(8)
-    return _codes(_grid("IQ2_S")[indices] | _signs()[blocks[:, 34:66]]), scale, None
+    upper = planes(blocks[:, 66:74], _TWO_BITS, 3, 1)
+    scale = half(blocks, 0) * _odd(planes(blocks[:, 74:], _NIBBLES, 15, 1)) * np.float32(0.125)
+    entries = _grid("IQ2_S").take(blocks[:, 2:34] | upper.astype(np.uint16) << np.uint16(8))
+    return _codes(entries | _signs().take(blocks[:, 34:66])), scale, None
 
 
 def iq3_xxs(blocks: Bytes) -> Parts:
     """A grid index for 4 weights; four sign indices of seven bits and a scale in 32 bits for 32 weights."""
     words = blocks[:, 66:].copy().view(np.uint32)
-    entries = _grid("IQ3_XXS")[blocks[:, 2:66]].view(np.uint64)
+    entries = _grid("IQ3_XXS").take(blocks[:, 2:66]).view(np.uint64)
     scale = half(blocks, 0) * _odd(words >> 28) * np.float32(0.25)
     return _codes(entries | _signs_of_sevens(words)), scale, None
 
@@ -100,9 +96,9 @@ def iq3_xxs(blocks: Bytes) -> Parts:
 def iq3_s(blocks: Bytes) -> Parts:
     """A grid index of nine bits for 4 weights, and 8 signs for 8."""
     ninth = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
-    entries = _grid("IQ3_S")[blocks[:, 2:66] | ninth << np.uint16(8)].view(np.uint64)
-    scale = half(blocks, 0) * _odd(nibble_pairs(blocks[:, 106:]))
-    return _codes(entries | _signs()[blocks[:, 74:106]]), scale, None
+    entries = _grid("IQ3_S").take(blocks[:, 2:66] | ninth << np.uint16(8)).view(np.uint64)
+    scale = half(blocks, 0) * _odd(planes(blocks[:, 106:], _NIBBLES, 15, 1))
+    return _codes(entries | _signs().take(blocks[:, 74:106])), scale, None
 
 
 def _codes(words: NDArray[np.uint64]) -> Bytes:
@@ -118,8 +114,7 @@ def _odd(scales: NDArray[np.generic]) -> Floats:
 def _signs_of_sevens(words: NDArray[np.uint32]) -> NDArray[np.uint64]:
     """Minuses of four indices of seven bits in each word, [blocks, 4 * words]."""
     sevens = words[:, :, None] >> np.array([0, 7, 14, 21], np.uint32) & np.uint32(127)
-    minuses: NDArray[np.uint64] = _even_signs()[sevens.reshape(len(words), -1)]
-    return minuses
+    return _even_signs().take(sevens.reshape(len(words), -1))
 
 
 @cache

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.models import ggml_grids
-from octavo_inference.models.ggml_dequant import half
-from octavo_inference.models.ggml_grids import Parts, nibble_pairs
+from octavo_inference.models.ggml_dequant import half, planes
+from octavo_inference.models.ggml_grids import Parts
 from octavo_inference.models.groups import Bytes, Floats, Grouping, e4m3_levels
 
 _TWO_BITS = (0, 2, 4, 6)
@@ -33,52 +33,42 @@ class GroupedFormat:
     decode: Callable[[Bytes], Parts]
 
 
-def _planes(packed: Bytes, shifts: tuple[int, ...], mask: int, run: int) -> Bytes:
-    """Bits of [blocks, bytes] in order: of each `run` bytes first those at the first shift, then at the next."""
-    blocks, width = packed.shape
-    result = np.empty((blocks, width // run, len(shifts), run), np.uint8)
-    contiguous = np.ascontiguousarray(packed)
-    for i, shift in enumerate(shifts):
-        result[:, :, i] = (contiguous >> np.uint8(shift) & np.uint8(mask)).reshape(blocks, -1, run)
-    return result.reshape(blocks, -1)
-
-
 def _q2_k(blocks: Bytes) -> Parts:
     scales = blocks[:, :16]
     scale = half(blocks, 80) * (scales & 15).astype(np.float32)
     minimum: Floats = -(half(blocks, 82) * (scales >> 4).astype(np.float32))
-    return _planes(blocks[:, 16:80], _TWO_BITS, 3, 32), scale, minimum
+    return planes(blocks[:, 16:80], _TWO_BITS, 3, 32), scale, minimum
 
 
 def _q3_k(blocks: Bytes) -> Parts:
     # Without its third bit, a value is lower by 4.
-    low = _planes(blocks[:, 32:96], _TWO_BITS, 3, 32)
-    third = _planes(blocks[:, :32], tuple(range(8)), 1, 32)
+    low = planes(blocks[:, 32:96], _TWO_BITS, 3, 32)
+    third = planes(blocks[:, :32], tuple(range(8)), 1, 32)
     # 16 scales of six bits: four in 8 bytes of nibbles, two in the 4 bytes after them.
-    four = _planes(blocks[:, 96:104], _NIBBLES, 15, 8)
-    two = _planes(blocks[:, 104:108], _TWO_BITS, 3, 4)
+    four = planes(blocks[:, 96:104], _NIBBLES, 15, 8)
+    two = planes(blocks[:, 104:108], _TWO_BITS, 3, 4)
     scale = (four | two << np.uint8(4)).astype(np.float32) - np.float32(32)
     return (low | third << np.uint8(2)) + np.uint8(4), half(blocks, 108) * scale, None
 
 
 def _iq4_nl(blocks: Bytes) -> Parts:
-    return _planes(blocks[:, 2:], _NIBBLES, 15, 16), half(blocks, 0), None
+    return planes(blocks[:, 2:], _NIBBLES, 15, 16), half(blocks, 0), None
 
 
 def _iq4_xs(blocks: Bytes) -> Parts:
     shifts = np.arange(0, 16, 2, dtype=np.uint16)
     high = (blocks[:, 2:4].copy().view(np.uint16) >> shifts & np.uint16(3)).astype(np.uint8)
-    scale = (nibble_pairs(blocks[:, 4:8]) | high << np.uint8(4)).astype(np.float32) - np.float32(32)
-    return _planes(blocks[:, 8:], _NIBBLES, 15, 16), half(blocks, 0) * scale, None
+    scale = (planes(blocks[:, 4:8], _NIBBLES, 15, 1) | high << np.uint8(4)).astype(np.float32) - np.float32(32)
+    return planes(blocks[:, 8:], _NIBBLES, 15, 16), half(blocks, 0) * scale, None
 
 
 def _mxfp4(blocks: Bytes) -> Parts:
-    return _planes(blocks[:, 1:], _NIBBLES, 15, 16), _half_e8m0()[blocks[:, :1]], None
+    return planes(blocks[:, 1:], _NIBBLES, 15, 16), _half_e8m0()[blocks[:, :1]], None
 
 
 def _nvfp4(blocks: Bytes) -> Parts:
     scale = e4m3_levels()[blocks[:, :4] & 127] * np.float32(0.5)
-    return _planes(blocks[:, 4:], _NIBBLES, 15, 8), scale, None
+    return planes(blocks[:, 4:], _NIBBLES, 15, 8), scale, None
 
 
 def _tq1_0(blocks: Bytes) -> Parts:
@@ -93,7 +83,7 @@ def _tq1_0(blocks: Bytes) -> Parts:
 
 
 def _tq2_0(blocks: Bytes) -> Parts:
-    return _planes(blocks[:, :64], _TWO_BITS, 3, 32) + np.uint8(7), half(blocks, 64), None
+    return planes(blocks[:, :64], _TWO_BITS, 3, 32) + np.uint8(7), half(blocks, 64), None
 
 
 def _q1_0(blocks: Bytes) -> Parts:
@@ -102,14 +92,14 @@ def _q1_0(blocks: Bytes) -> Parts:
 
 
 def _q2_0(blocks: Bytes) -> Parts:
-    return _planes(blocks[:, 2:], _TWO_BITS, 3, 1) + np.uint8(7), half(blocks, 0), None
+    return planes(blocks[:, 2:], _TWO_BITS, 3, 1) + np.uint8(7), half(blocks, 0), None
 
 
 @cache
 def _half_e8m0() -> NDArray[np.float32]:
-    """Half of 2^(byte - 127) for each byte; 255 is NaN."""
+    """Half of 2^(byte - 127) for each byte; NaN for 255, and for those whose weights can be infinite."""
     powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
-    powers[255] = np.nan
+    powers[253:] = np.nan
     return powers
 
 

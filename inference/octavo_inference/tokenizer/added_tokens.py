@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tokenizers import AddedToken, Tokenizer
 
-from octavo_inference.tokenizer.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED, Vocabulary
+from octavo_inference.tokenizer.vocabulary import CONTROL, SPACE, UNKNOWN, USER_DEFINED, GgufVocabulary
 
 # Files do not say which tokens swallow white space beside them, so llama.cpp and this table know the models.
 _MASKS_BY_RULE = {"jina-v2-de": "<mask>", "jina-v2-es": "<mask>", "jina-v2-code": "<mask>", "modern-bert": "[MASK]"}
@@ -13,7 +13,7 @@ _MASKS_BY_ARCHITECTURE = {"nomic-bert-moe": "<mask>", "jina-bert-v3": "<mask>"}
 _PLAIN_MARKS = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
-def add_tokens(tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+def add_tokens(tokenizer: Tokenizer, vocabulary: GgufVocabulary) -> None:
     """Control and unknown tokens as special ones, user-defined ones as others."""
     architecture = vocabulary.metadata.get("general.architecture")
     mask = _MASKS_BY_RULE.get(str(vocabulary.metadata.get("tokenizer.ggml.pre")))

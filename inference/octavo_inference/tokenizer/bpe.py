@@ -7,17 +7,18 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from octavo_inference.checkpoints.gguf_header import Strings
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.added_tokens import add_tokens
-from octavo_inference.tokenizer.splitting import Rule
-from octavo_inference.tokenizer.vocabulary import HINT, SPACE, UNKNOWN, Vocabulary
+from octavo_inference.tokenizer.splitting import SplittingRule
+from octavo_inference.tokenizer.vocabulary import HINT, SPACE, UNKNOWN, GgufVocabulary
 
 
-def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
+def bpe_tokenizer(vocabulary: GgufVocabulary, rule: SplittingRule) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for merges that do not fit the vocabulary."""
     marked = rule.alphabet == "marked"
+    merges = _merges(vocabulary)
     try:
         model = models.BPE(
             vocab={token: index for index, token in enumerate(vocabulary.tokens)},
-            merges=_merges(vocabulary),
+            merges=merges,
             ignore_merges=rule.whole,
             unk_token=None if rule.alphabet == "bytes" else _unknown(vocabulary),
             fuse_unk=marked,
@@ -38,12 +39,12 @@ def bpe_tokenizer(vocabulary: Vocabulary, rule: Rule) -> Tokenizer:
         if rule.composed:
             tokenizer.normalizer = normalizers.NFC()
         tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.pre_tokenizer = _pre_tokenizer(rule)
+    tokenizer.pre_tokenizer = splitter(rule)
     add_tokens(tokenizer, vocabulary)
     return tokenizer
 
 
-def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def _merges(vocabulary: GgufVocabulary) -> list[tuple[str, str]]:
     merges = vocabulary.metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, Strings):
         raise ModelError(f"{vocabulary.path}: tokenizer.ggml.merges is missing; {HINT}")
@@ -57,12 +58,13 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
     return pairs
 
 
-def _unknown(vocabulary: Vocabulary) -> str | None:
+def _unknown(vocabulary: GgufVocabulary) -> str | None:
     index = vocabulary.named("unknown")
     return next(iter(vocabulary.of_type(UNKNOWN)), None) if index is None else vocabulary.tokens[index]
 
 
-def _pre_tokenizer(rule: Rule) -> pre_tokenizers.PreTokenizer:
+def splitter(rule: SplittingRule) -> pre_tokenizers.PreTokenizer:
+    """Cuts a text into pieces by a rule, and writes them in the characters of its vocabulary."""
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(split), behavior="isolated") for split in rule.splits
     ]

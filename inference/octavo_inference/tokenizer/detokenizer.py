@@ -250,7 +250,10 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     added = tokenizer.get_added_tokens_decoder() if name.startswith(("<", "[")) else {}
     if token in added:
         return name.encode()
-    if type(tokenizer.decoder).__name__ == "ByteLevel":
+    decoder = type(tokenizer.decoder).__name__
+    if decoder == "WordPiece":
+        return name[2:].encode() if name.startswith("##") else f" {name}".encode()
+    if decoder == "ByteLevel":
         alphabet = _byte_alphabet()
         if all(c in alphabet for c in name):
             return bytes(alphabet[c] for c in name)

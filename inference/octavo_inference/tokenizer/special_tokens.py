@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tokenizers import Tokenizer, processors
 
-from octavo_inference.tokenizer.splitting import Rule
-from octavo_inference.tokenizer.vocabulary import Vocabulary
+from octavo_inference.tokenizer.splitting import SplittingRule
+from octavo_inference.tokenizer.vocabulary import GgufVocabulary
 
 _PROBE = "a"
 
@@ -17,7 +17,7 @@ def surrounding(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     return found.ids[: text[0]], found.ids[text[-1] + 1 :]
 
 
-def framing(vocabulary: Vocabulary, rule: Rule | None) -> processors.PostProcessor | None:
+def framing(vocabulary: GgufVocabulary, rule: SplittingRule | None) -> processors.PostProcessor | None:
     """What adds the tokens that a GGUF file asks for, by its kind and flags; None for a file that asks for none.
 
     Defaults of tokens and flags are llama.cpp's. A token that the file does not name is not added. `rule` is that of a
@@ -37,20 +37,25 @@ def framing(vocabulary: Vocabulary, rule: Rule | None) -> processors.PostProcess
         end = vocabulary.named("eos", default_end) if vocabulary.flag("add_eos_token", default=kind == "t5") else None
         separated = vocabulary.flag("add_sep_token", default=False)
         separator = vocabulary.named("seperator") if separated else None
-    first = [start, "$A", end]
-    second = [separator if kind != "bert" else None, "$B", end] if separated else [start, "$B", end]
     used = [token for token in (start, end, separator) if token is not None]
     if not used:
         return None
+    first = _template(start, "$A", end)
+    # BERT's first token stands once, and its second text has a type of its own.
+    second = _template(None if separated else start, "$B", end)
+    if kind == "bert":
+        second = [f"{part}:1" for part in second]
+    elif separator is not None:
+        second = [f"<{separator}>", *second]
     return processors.TemplateProcessing(
-        single=_template(first),
-        pair=_template([*first, *second]),
+        single=first,
+        pair=[*first, *second],
         special_tokens=[
             {"id": f"<{index}>", "ids": [index], "tokens": [vocabulary.tokens[index]]} for index in dict.fromkeys(used)
         ],
     )
 
 
-def _template(parts: list[int | str | None]) -> list[str]:
+def _template(start: int | None, text: str, end: int | None) -> list[str]:
     # Tokens by number: their texts may have characters with a meaning in a template.
-    return [part if isinstance(part, str) else f"<{part}>" for part in parts if part is not None]
+    return [*([] if start is None else [f"<{start}>"]), text, *([] if end is None else [f"<{end}>"])]

@@ -14,7 +14,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class SplittingRule:
     """`splits` are the expressions, in order.
 
     `alphabet`: the vocabulary is in GPT-2's characters for bytes, in plain characters with U+2581 for spaces, or
@@ -98,41 +98,41 @@ def _threes_from_the_end(digit: str) -> tuple[str, str]:
     return rf"\A{digit}{{1,2}}(?=(?:{digit}{{3}})++\z)", f"{digit}{{3}}"
 
 
-_BY_NAMES: tuple[tuple[str, Rule], ...] = (
+_BY_NAMES: tuple[tuple[str, SplittingRule], ...] = (
     # What llama.cpp does for files that name no rule.
-    ("default", Rule((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"))),
-    ("gpt-2 gpt2 phi-2 gigachat a.x-4.0 mellum modern-bert roberta-bpe jais exaone4 trillion", Rule((_GPT2,))),
-    ("jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code granite-docling", Rule((_GPT2,))),
-    ("mpt olmo", Rule((_GPT2,), composed=True)),
-    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", Rule((_NUMERAL, _GPT2))),
-    ("command-r", Rule((_NUMERAL, _GPT2), composed=True)),
+    ("default", SplittingRule((r"[\p{P}$+<=>^~|]+", _GPT2, r"\p{N}+", "[0-9]{3}"))),
+    ("gpt-2 gpt2 phi-2 gigachat a.x-4.0 mellum modern-bert roberta-bpe jais exaone4 trillion", SplittingRule((_GPT2,))),
+    ("jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code granite-docling", SplittingRule((_GPT2,))),
+    ("mpt olmo", SplittingRule((_GPT2,), composed=True)),
+    ("smollm starcoder refact codeshell exaone minerva-7b mellum2", SplittingRule((_NUMERAL, _GPT2))),
+    ("command-r", SplittingRule((_NUMERAL, _GPT2), composed=True)),
     (
         "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
-        Rule((_LLAMA3,), whole=True, adds_bos=True),
+        SplittingRule((_LLAMA3,), whole=True, adds_bos=True),
     ),
-    ("smaug-bpe dbrx chatglm-bpe", Rule((_LLAMA3,))),
-    ("glm4 glm5", Rule((_LLAMA3,), whole=True)),
-    ("minicpm5", Rule((_UP_TO_THREE, _MINICPM5), whole=True)),
-    ("jais-2", Rule((_JAIS2,))),
-    ("qwen2 deepseek-r1-qwen megrez f2llmv2 stablelm2", Rule((_QWEN2,), composed=True)),
-    ("kormo hunyuan solar-open grok-2", Rule((_QWEN2,))),
+    ("smaug-bpe dbrx chatglm-bpe", SplittingRule((_LLAMA3,))),
+    ("glm4 glm5", SplittingRule((_LLAMA3,), whole=True)),
+    ("minicpm5", SplittingRule((_UP_TO_THREE, _MINICPM5), whole=True)),
+    ("jais-2", SplittingRule((_JAIS2,))),
+    ("qwen2 deepseek-r1-qwen megrez f2llmv2 stablelm2", SplittingRule((_QWEN2,), composed=True)),
+    ("kormo hunyuan solar-open grok-2", SplittingRule((_QWEN2,))),
     # llama.cpp's vectors for this rule are without NFC, although the model's own tokenizer has it.
-    ("qwen35", Rule((_QWEN35,))),
-    ("ufakzeka", Rule((_UFAKZEKA,))),
-    ("laguna", Rule((_NEWLINES, _QWEN2))),
-    ("bailingmoe bailingmoe2 llada-moe", Rule((_BAILING,))),
-    ("seed-coder", Rule((_SEED_CODER,))),
-    ("exaone-moe", Rule((_EXAONE_MOE,))),
-    ("tekken", Rule((_TEKKEN,), whole=True, adds_bos=True)),
-    ("gpt-4o llama4 kanana2 talkie minimax-m2", Rule((_GPT4O,))),
-    ("granite-embed-multi-97m", Rule((_GPT4O,), whole=True)),
-    ("youtu", Rule((_YOUTU_SCRIPTS, _YOUTU), whole=True)),
+    ("qwen35", SplittingRule((_QWEN35,))),
+    ("ufakzeka", SplittingRule((_UFAKZEKA,))),
+    ("laguna", SplittingRule((_NEWLINES, _QWEN2))),
+    ("bailingmoe bailingmoe2 llada-moe", SplittingRule((_BAILING,))),
+    ("seed-coder", SplittingRule((_SEED_CODER,))),
+    ("exaone-moe", SplittingRule((_EXAONE_MOE,))),
+    ("tekken", SplittingRule((_TEKKEN,), whole=True, adds_bos=True)),
+    ("gpt-4o llama4 kanana2 talkie minimax-m2", SplittingRule((_GPT4O,))),
+    ("granite-embed-multi-97m", SplittingRule((_GPT4O,), whole=True)),
+    ("youtu", SplittingRule((_YOUTU_SCRIPTS, _YOUTU), whole=True)),
     # Only runs of digits at the end of a word are cut from the end, so they are pieces of their own first.
-    ("tiny_aya cohere2moe", Rule((r"(?<!\d)\d++\b", _threes_from_the_end(r"\d")[0], _GPT4O))),
-    ("kimi-k2", Rule((_KIMI,))),
+    ("tiny_aya cohere2moe", SplittingRule((r"(?<!\d)\d++\b", _threes_from_the_end(r"\d")[0], _GPT4O))),
+    ("kimi-k2", SplittingRule((_KIMI,))),
     (
         "deepseek-llm",
-        Rule(
+        SplittingRule(
             (
                 r"[\r\n]",
                 rf"\s?[{_DEEPSEEK_LETTERS}]+",
@@ -143,17 +143,17 @@ _BY_NAMES: tuple[tuple[str, Rule], ...] = (
             )
         ),
     ),
-    ("deepseek-coder", Rule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, _NUMERAL))),
-    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", Rule((_UP_TO_THREE, _CHINESE_AND_KANA, _DEEPSEEK3))),
-    ("spark2_5", Rule((_UP_TO_THREE, _CHINESE_AND_KANA, _SPARK, _NUMERAL))),
-    ("afmoe", Rule((r"\p{N}+", *_threes_from_the_end(_NUMERAL), _ASIAN_SCRIPTS, _DEEPSEEK3))),
-    ("superbpe", Rule((r"\p{N}+", *_threes_from_the_end(r"\d")))),
-    ("falcon", Rule((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}"))),
-    ("poro-chat bloom gpt3-finnish", Rule((_BLOOM,))),
-    ("viking", Rule((_BLOOM, _NUMERAL))),
+    ("deepseek-coder", SplittingRule((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_HAN, _NUMERAL))),
+    ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", SplittingRule((_UP_TO_THREE, _CHINESE_AND_KANA, _DEEPSEEK3))),
+    ("spark2_5", SplittingRule((_UP_TO_THREE, _CHINESE_AND_KANA, _SPARK, _NUMERAL))),
+    ("afmoe", SplittingRule((r"\p{N}+", *_threes_from_the_end(_NUMERAL), _ASIAN_SCRIPTS, _DEEPSEEK3))),
+    ("superbpe", SplittingRule((r"\p{N}+", *_threes_from_the_end(r"\d")))),
+    ("falcon", SplittingRule((r"[\p{P}$+<=>^~|`]+", _GPT2, "[0-9]{3}"))),
+    ("poro-chat bloom gpt3-finnish", SplittingRule((_BLOOM,))),
+    ("viking", SplittingRule((_BLOOM, _NUMERAL))),
     (
         "chameleon",
-        Rule(
+        SplittingRule(
             (
                 "<sentinel:[0-9]+>",
                 "IMGIMG[A-I]{1,4}Z",
@@ -165,9 +165,9 @@ _BY_NAMES: tuple[tuple[str, Rule], ...] = (
             adds_bos=True,
         ),
     ),
-    ("gemma4 granite-embed-multi-311m", Rule((_NEWLINES,), alphabet="marked", needs_bos=True)),
-    ("sarvam-moe", Rule((_NEWLINES,), alphabet="marked")),
-    ("whitespace", Rule((), alphabet="words")),
+    ("gemma4 granite-embed-multi-311m", SplittingRule((_NEWLINES,), alphabet="marked", needs_bos=True)),
+    ("sarvam-moe", SplittingRule((_NEWLINES,), alphabet="marked")),
+    ("whitespace", SplittingRule((), alphabet="words")),
 )
 RULES = {name: rule for names, rule in _BY_NAMES for name in names.split()}
 """The rule of each name."""

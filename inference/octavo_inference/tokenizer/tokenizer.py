@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, processors
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.bpe import bpe_tokenizer
 from octavo_inference.tokenizer.special_tokens import framing
-from octavo_inference.tokenizer.splitting import RULES, Rule
+from octavo_inference.tokenizer.splitting import RULES, SplittingRule
 from octavo_inference.tokenizer.spm import sentencepiece_tokenizer
 from octavo_inference.tokenizer.unigram import unigram_tokenizer
 from octavo_inference.tokenizer.vocabulary import HINT, Described, read_vocabulary
@@ -59,7 +59,7 @@ def tokenizer_from_gguf(file: Described) -> Tokenizer:
     return tokenizer
 
 
-def _rule(file: Described, kind: str) -> Rule:
+def _rule(file: Described, kind: str) -> SplittingRule:
     name = file.metadata.get("tokenizer.ggml.pre", "default") if kind == "gpt2" else kind
     if not isinstance(name, str) or name not in RULES:
         raise ModelError(f"{file.path}: pre-tokenizer {name!r} is not supported; {HINT}")

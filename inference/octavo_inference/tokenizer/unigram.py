@@ -9,14 +9,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.added_tokens import add_tokens
 from octavo_inference.tokenizer.charsmap import check_charsmap
-from octavo_inference.tokenizer.vocabulary import BYTE, CONTROL, SPACE, UNKNOWN, Vocabulary
+from octavo_inference.tokenizer.vocabulary import BYTE, CONTROL, SPACE, UNKNOWN, GgufVocabulary
 
 # T5's own vocabulary has it there.
 _UNKNOWN_ID = 2
 _MOST_HIDDEN = 1024
 
 
-def unigram_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
+def unigram_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for an inconsistent vocabulary."""
     unknown = vocabulary.named("unknown", _UNKNOWN_ID)
     if unknown is None:
@@ -34,7 +34,7 @@ def unigram_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     return tokenizer
 
 
-def _normalizer(vocabulary: Vocabulary, *, prefix: bool) -> normalizers.Normalizer:
+def _normalizer(vocabulary: GgufVocabulary, *, prefix: bool) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     charsmap = vocabulary.metadata.get("tokenizer.ggml.precompiled_charsmap")
     if charsmap is not None:
@@ -51,7 +51,7 @@ def _normalizer(vocabulary: Vocabulary, *, prefix: bool) -> normalizers.Normaliz
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
 
 
-def _hidden(vocabulary: Vocabulary) -> str:
+def _hidden(vocabulary: GgufVocabulary) -> str:
     """An expression that cuts the names of control tokens and bytes before their last character.
 
     The library looks for every piece in a text. So a name that a client writes would become the token.

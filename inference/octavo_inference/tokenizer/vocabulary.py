@@ -53,7 +53,7 @@ class Described(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """`tokens` are different from each other, none is empty; `types` has one entry for each."""
 
     path: Path
@@ -96,7 +96,7 @@ class Vocabulary:
         return scores
 
 
-def read_vocabulary(file: Described) -> Vocabulary:
+def read_vocabulary(file: Described) -> GgufVocabulary:
     """Raises `ModelError` for arrays that are missing, of another length or type, and for a token that occurs twice."""
     vocabulary, kinds = file.metadata.get("tokenizer.ggml.tokens"), file.metadata.get("tokenizer.ggml.token_type")
     if not isinstance(vocabulary, Strings):
@@ -104,6 +104,8 @@ def read_vocabulary(file: Described) -> Vocabulary:
     tokens = [token or f"[EMPTY_{index}]" for index, token in enumerate(vocabulary.read())]
     if not isinstance(kinds, memoryview) or len(kinds) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.token_type does not have one entry per token")
+    if kinds.format in ("f", "d"):
+        raise ModelError(f"{file.path}: tokenizer.ggml.token_type has fractions, expected integers")
     if len(set(tokens)) != len(tokens):
         raise ModelError(f"{file.path}: tokenizer.ggml.tokens has {_twice(tokens)!r} twice")
     types = [
@@ -112,7 +114,7 @@ def read_vocabulary(file: Described) -> Vocabulary:
     if "<|tool_response>" in tokens and "</s>" in tokens:
         # Gemma 4 ends answers with other tokens; this one is text there.
         types[tokens.index("</s>")] = NORMAL
-    return Vocabulary(file.path, file.metadata, tokens, types)
+    return GgufVocabulary(file.path, file.metadata, tokens, types)
 
 
 def token_at(file: Described, name: str) -> str | None:

@@ -9,14 +9,14 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.added_tokens import add_tokens
-from octavo_inference.tokenizer.vocabulary import CONTROL, SPACE, UNKNOWN, Vocabulary
+from octavo_inference.tokenizer.vocabulary import CONTROL, SPACE, UNKNOWN, GgufVocabulary
 
 _CONTINUES = "##"
 # BERT's own vocabulary has it there.
 _UNKNOWN_ID = 100
 
 
-def wordpiece_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
+def wordpiece_tokenizer(vocabulary: GgufVocabulary) -> Tokenizer:
     """A tokenizer without its post-processor. Raises `ModelError` for a vocabulary without an unknown token."""
     vocab: dict[str, int] = {}
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True)):

@@ -10,6 +10,11 @@ from octavo_inference.checkpoints.gguf import TYPES
 IDS = {name: number for number, (name, _, _) in TYPES.items()}
 # Where the fp16 numbers of a block are, if not at its start.
 _HALVES: dict[str, tuple[int, ...]] = {
+    "Q4_1": (0, 2),
+    "Q5_1": (0, 2),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "TQ1_0": (52,),

@@ -13,7 +13,7 @@ from octavo_inference import LLM, SamplingParams
 from octavo_inference.backends.cpu.native.packing import packed_bytes
 from octavo_inference.checkpoints.from_gguf import config_from_gguf, half_split_rows, weights_from_gguf
 from octavo_inference.checkpoints.gguf import TYPES, GgufTensor, read_gguf
-from octavo_inference.checkpoints.gguf_matrix import grouped_matrix
+from octavo_inference.checkpoints.gguf_matrix import grouped_matrix, stored_matrix
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_groups import GROUPED
@@ -26,6 +26,7 @@ from .gguf_blocks import IDS, random_blocks, values
 Kind = gguf.GGMLQuantizationType
 Tensors = dict[str, np.ndarray]
 HIDDEN = 256
+BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 # Those that the package `gguf` writes.
 WRITABLE = [name for name in GROUPED if name in Kind.__members__]
 
@@ -78,12 +79,38 @@ def test_weights_are_those_of_ggml(rng: np.random.Generator, name: str) -> None:
     assert matrix.nbytes == data.nbytes
 
 
+@pytest.mark.parametrize("name", [*WRITABLE, *BLOCKS])
+def test_tensors_of_experts_and_latent_attention_can_be_read(tmp_path: Path, tensors: Tensors, name: str) -> None:
+    rng = np.random.default_rng(0)
+    experts, latent = random_blocks(rng, name, 3 * 8, 256), random_blocks(rng, name, 5, 512)
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("blk.0.ffn_gate_exps.weight", experts.reshape(3, 8, -1), raw_dtype=Kind[name])
+        writer.add_tensor("blk.0.attn_kv_a_mqa.weight", latent, raw_dtype=Kind[name])
+
+    file = read_gguf(write_gguf(tmp_path / "m.gguf", tensors, extra=add))
+    gate, mqa = file.tensors["blk.0.ffn_gate_exps.weight"], file.tensors["blk.0.attn_kv_a_mqa.weight"]
+    assert (gate.shape, mqa.shape) == ((3, 8, 256), (5, 512))
+    second = stored_matrix(file, gate).split(8, 8, 8)[1]
+    np.testing.assert_array_equal(dequantize(second), values(name, experts)[8:16])
+    np.testing.assert_array_equal(dequantize(stored_matrix(file, mqa)), values(name, latent))
+
+
 @pytest.mark.parametrize("name", GROUPED)
-def test_matrices_of_experts_are_rows_of_one(rng: np.random.Generator, name: str) -> None:
-    data = random_blocks(rng, name, 3 * 8, 256)
-    matrix = grouped_matrix(Path("m.gguf"), tensor(name, data, 3, 8, 256))
-    experts = matrix.split(8, 8, 8)
-    np.testing.assert_array_equal(dequantize(experts[1]), values(name, data)[8:16])
+def test_any_bytes_are_weights_or_refused(rng: np.random.Generator, name: str) -> None:
+    _, width, size = TYPES[IDS[name]]
+    read = 0
+    for _ in range(300):
+        data = rng.integers(0, 256, (1, size), dtype=np.uint8)
+        matrix = grouped_matrix(Path("m.gguf"), tensor(name, data, 1, width))
+        try:
+            groups = matrix.read(0, 1)
+        except ModelError:
+            continue
+        read += 1
+        assert groups.values.max() < 16
+        assert np.isfinite(groups.dequantize(matrix.grouping)).all()
+    assert read > 200
 
 
 @pytest.mark.parametrize("name", WRITABLE)
@@ -187,3 +214,17 @@ def test_types_without_weights_are_harmless_beside_them(tmp_path: Path, tensors:
     )
     with pytest.raises(ModelError, match=r"tensor output.weight has the type [IF]\d+, which holds no weights"):
         load_model(str(path))
+
+
+def test_the_guide_lists_every_type() -> None:
+    text = (Path(__file__).parents[3] / "docs/guides/models.md").read_text()
+    rows = text.partition("| GGUF formats |")[2].partition("\n\n")[0].splitlines()[2:]
+    listed: dict[str, str] = {}
+    for row in rows:
+        names, _, groups = (cell.strip().split(", ") for cell in row.strip("|").split("|"))
+        listed |= dict(zip(names, groups * (len(names) // len(groups)), strict=True))
+    without_weights = {"F64", "I8", "I16", "I32", "I64"}
+    assert listed.keys() == {name for name, _, _ in TYPES.values()} - without_weights
+    assert {name: listed[name] for name in GROUPED} == {
+        name: str(format_.grouping.group) for name, format_ in GROUPED.items()
+    }

@@ -20,6 +20,7 @@ from octavo_inference.model_loader import load_model, load_text
 from octavo_inference.tokenizer.assets import load_assets
 
 from .conftest import safetensors_bytes, write_gguf, write_hf
+from .vocabularies import BYTES, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, write_vocabulary
 
 Tensors = dict[str, np.ndarray]
 FUZZ = settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,7 +49,8 @@ GGUF_KEYS = [
 SHARED_GGUF_KEYS = [
     *("tokenizer.ggml.eos_token_id", "tokenizer.ggml.bos_token_id", "tokenizer.ggml.tokens", "tokenizer.ggml.merges"),
     *("tokenizer.ggml.token_type", "tokenizer.ggml.pre", "tokenizer.ggml.model", "tokenizer.chat_template"),
-    *("general.architecture", "general.alignment", "general.name", "split.count"),
+    *("general.architecture", "general.alignment", "general.name", "general.type"),
+    *("split.count", "split.no", "split.tensors.count"),
 ]
 
 
@@ -127,6 +129,39 @@ def test_any_value_in_gguf_metadata(tmp_path: Path, tensors: Tensors, architectu
     loads_or_is_refused(tmp_path / "m.gguf")
 
 
+VOCABULARY_KEYS = [
+    *("tokens", "token_type", "scores", "merges", "pre", "model", "bos_token_id", "eos_token_id", "unknown_token_id"),
+    *("cls_token_id", "seperator_token_id", "padding_token_id", "add_bos_token", "add_eos_token", "add_sep_token"),
+    *("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap", "normalizer.lowercase"),
+    "normalizer.strip_accents",
+]
+VOCABULARY_VALUES = st.one_of(
+    st.sampled_from([None, True, 0, 1, -1, 3, 2**31, 2**62, float("nan"), "", "x", "chameleon", "gemma4", "llama-bpe"]),
+    st.sampled_from([["a"], [""], ["a", "a"], ["a b"], [" a b"], [1], [3] * 265, [9] * 265, [-1] * 265, [True] * 265]),
+    st.sampled_from(
+        [[0.0] * 265, [-1e30] * 265, [float("inf")] * 265, [1] * 265, [0] * 8, b"\x04\0\0\0\xff\xff\xff\xffa\0"]
+    ),
+)
+
+
+@FUZZ
+@given(
+    kind=st.sampled_from(["bert", "t5", "gemma4", "whitespace", "gpt2", "llama"]),
+    changes=st.dictionaries(st.sampled_from(VOCABULARY_KEYS), VOCABULARY_VALUES, min_size=1, max_size=3),
+)
+def test_any_value_in_a_vocabulary(tmp_path: Path, kind: str, changes: dict[str, Any]) -> None:
+    tokens = [("<s>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN), ("<x>", USER_DEFINED), *BYTES]
+    tokens += [(piece, NORMAL) for piece in ("a", "b", "ab", "\u2581", "\u2581a")]
+    keys = {"bos_token_id": 0, "eos_token_id": 1, "unknown_token_id": 2, "scores": [-1.0] * 265, "merges": ["a b"]}
+    path = write_vocabulary(tmp_path / "m.gguf", kind, tokens, **keys | {"changes": changes})
+    try:
+        tokenizer = load_assets(str(path)).tokenizer
+    except ModelError as error:
+        assert str(path) in str(error)  # noqa: PT017 -- refusing is one of two ways
+    else:
+        tokenizer.decode(tokenizer.encode("ab <x> a</s>\n\u00e9").ids)
+
+
 class Gguf:
     """A file put together by hand: `gguf`'s writer would not write these."""
 
@@ -154,6 +189,8 @@ class Gguf:
         ([], [("a", [0, 4], 0, 0)], "does not fit blocks of 1"),
         ([], [("a", [33], 2, 0)], "does not fit blocks of 32"),
         ([], [("a", [4], 99, 0)], "ggml type 99, supported are F32"),
+        ([], [("a", [256], 31, 0)], r"ggml type 31 \(Q4_0_4_4\), supported are F32"),
+        ([], [("a", [32], 9, 0)], r"ggml type 9 \(Q8_1\), supported are F32"),
         ([], [("a", [4], 0, 7)], "is at 7, expected a multiple of 32"),
         ([], [("a", [4], 0, 2**63)], "reaches past the end"),
         ([], [("a", [16], 0, 0), ("b", [16], 0, 32)], "tensors a and b overlap"),

@@ -12,19 +12,10 @@ import pytest
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 from .conftest import Typed, write_quantized
-from .packing import MODULE, check_matrix, read
+from .packed_layers import bnb_eight_bits, bnb_four_bits
+from .quantized_modules import MODULE, check_matrix, named, read
 
 WEIGHT = MODULE + ".weight"
-LEVELS = {
-    "nf4": [
-        *(-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0),
-        *(0.0795803, 0.1609302, 0.2461123, 0.3379152, 0.4407098, 0.5626170, 0.7229568, 1.0),
-    ],
-    "fp4": [
-        *(0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25),
-        *(-0.0, -0.0052083, -0.6666667, -1.0, -0.3333333, -0.5, -0.1666667, -0.25),
-    ],
-}
 
 
 def described(**changes: Any) -> dict[str, Any]:
@@ -32,39 +23,10 @@ def described(**changes: Any) -> dict[str, Any]:
     return settings | changes
 
 
-def four_bits(
-    rows: int, columns: int, kind: str = "nf4", block: int = 64, *, nested: bool = False, nested_block: int = 256
-) -> tuple[dict[str, Typed], np.ndarray]:
-    """A random matrix's tensors, and its weights."""
-    rng = np.random.default_rng(1)
-    size = rows * columns
-    blocks = -(-size // block)
-    values = rng.integers(0, 16, size)
-    levels = np.array(LEVELS[kind], np.float32)
-    state: dict[str, Any] = {"quant_type": kind, "blocksize": block, "dtype": "bfloat16", "shape": [rows, columns]}
-    typed: dict[str, Typed] = {
-        WEIGHT: ("U8", (values[0::2] << 4 | values[1::2]).astype(np.uint8)[:, None]),
-        WEIGHT + ".quant_map": ("F32", levels),
-    }
-    if nested:
-        codes = rng.integers(0, 256, blocks).astype(np.uint8)
-        outer = rng.uniform(0.1, 0.2, -(-blocks // nested_block)).astype(np.float32)
-        code = np.sort(rng.uniform(-1, 1, 256)).astype(np.float32)
-        state |= {"nested_blocksize": nested_block, "nested_dtype": "float32", "nested_offset": 0.375}
-        typed |= {
-            WEIGHT + ".absmax": ("U8", codes),
-            WEIGHT + ".nested_absmax": ("F32", outer),
-            WEIGHT + ".nested_quant_map": ("F32", code),
-        }
-        absmax = np.array([code[c] * outer[i // nested_block] for i, c in enumerate(codes)], np.float32)
-        absmax += np.float32(0.375)
-    else:
-        absmax = rng.uniform(0.1, 0.2, blocks).astype(np.float32)
-        typed[WEIGHT + ".absmax"] = ("F32", absmax)
-    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
-    typed[f"{WEIGHT}.quant_state.bitsandbytes__{kind}"] = ("U8", text)
-    weights = np.array([levels[v] * absmax[i // block] for i, v in enumerate(values)], np.float32)
-    return typed, weights.reshape(rows, columns)
+def four_bits(*args: Any, **kwargs: Any) -> tuple[dict[str, Typed], np.ndarray]:
+    """A layer of `packed_layers` with whole names."""
+    parts, weights = bnb_four_bits(*args, **kwargs)
+    return named(parts), weights
 
 
 def change_state(typed: dict[str, Typed], **changes: Any) -> None:
@@ -99,20 +61,9 @@ def test_storage_of_another_type(tmp_path: Path) -> None:
     check_matrix(folder, weights)
 
 
-def eight_bits() -> tuple[dict[str, Typed], np.ndarray]:
-    rng = np.random.default_rng(1)
-    values = rng.integers(-128, 128, (48, 96)).astype(np.int8)
-    absmax = rng.uniform(0.1, 0.2, 48).astype(np.float32)
-    typed: dict[str, Typed] = {
-        WEIGHT: ("I8", values),
-        MODULE + ".SCB": ("F32", absmax),
-        MODULE + ".weight_format": ("U8", np.zeros((), np.uint8)),
-    }
-    return typed, values * (absmax / np.float32(127))[:, None]
-
-
 def test_int8(tmp_path: Path) -> None:
-    typed, weights = eight_bits()
+    parts, weights = bnb_eight_bits(48, 96)
+    typed = named(parts)
     folder = write_quantized(tmp_path / "m", {"quant_method": "bitsandbytes", "load_in_8bit": True}, typed)
     matrix = check_matrix(folder, weights)
     assert matrix.grouping.kind == "int8"
@@ -126,6 +77,11 @@ def test_int8(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=rf"tensor {MODULE}\.SCB has scales that are not finite"):
         read(folder, 48, 96)
     read(folder, 48, 96, contents=False)
+
+
+def test_settings_without_a_method(tmp_path: Path) -> None:
+    typed, weights = four_bits(48, 128)
+    check_matrix(write_quantized(tmp_path / "m", {"load_in_4bit": True}, typed), weights)
 
 
 @pytest.mark.parametrize(

@@ -16,49 +16,20 @@ from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.groups import GroupedMatrix
 
 from .conftest import Typed, linear_modules, write_quantized
-from .packing import MODULE, check_matrix, pack, read
+from .packed_layers import gptq
+from .quantized_modules import MODULE, check_matrix, named, read
 
 Tensors = dict[str, np.ndarray]
 
 
 class Quantized:
-    """A random matrix in GPTQ's tensors, and its weights."""
+    """A layer of `packed_layers.gptq`."""
 
-    def __init__(
-        self,
-        rows: int,
-        columns: int,
-        bits: int,
-        group: int,
-        *,
-        symmetric: bool = True,
-        act_order: bool = False,
-        v2: bool = False,
-        seed: int = 1,
-    ) -> None:
-        rng = np.random.default_rng(seed)
-        width = columns if group == -1 else group
-        groups = -(-columns // width)
-        values = rng.integers(0, 2**bits, (columns, rows))
-        # In version 1, where zero points are stored minus 1, the packers never write 0.
-        zeros = rng.integers(0 if v2 else 1, 2**bits, (groups, rows))
-        if symmetric:
-            zeros[:] = 2 ** (bits - 1)
-        scales = rng.uniform(0.01, 0.02, (groups, rows)).astype(np.float16)
-        group_of = np.arange(columns) // width
-        if act_order:
-            group_of = rng.permutation(group_of)
-        self.tensors: dict[str, Typed] = {
-            "qweight": ("I32", pack(values, bits)),
-            "qzeros": ("I32", np.ascontiguousarray(pack((zeros - (not v2)).T, bits).T)),
-            "scales": ("F16", scales),
-            "g_idx": ("I32", group_of.astype(np.int32)),
-        }
-        weights = (values - zeros[group_of]) * scales[group_of].astype(np.float64)
-        self.weights = np.ascontiguousarray(weights.T).astype(np.float32)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.tensors, self.weights = gptq(*args, **kwargs)
 
     def typed(self, module: str = MODULE) -> dict[str, Typed]:
-        return {f"{module}.{name}": typed for name, typed in self.tensors.items()}
+        return named(self.tensors, module)
 
 
 def described(bits: int = 4, group: int = 32, **changes: Any) -> dict[str, Any]:

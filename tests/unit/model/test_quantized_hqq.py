@@ -11,41 +11,14 @@ import pytest
 from octavo_inference.common.errors import ModelError
 
 from .conftest import Typed, write_quantized
-from .packing import MODULE, check_matrix, read
-
-PER_ELEMENT = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
-
-
-def pack(values: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of the first part of the height are in the highest bits."""
-    many = PER_ELEMENT[bits]
-    step = -(-len(values) // many)
-    packed = np.zeros((step, values.shape[1]), np.int32 if bits == 3 else np.uint8)
-    for row, line in enumerate(values):
-        packed[row % step] |= line.astype(packed.dtype) << bits * (many - 1 - row // step)
-    return packed
+from .packed_layers import hqq
+from .quantized_modules import MODULE, check_matrix, named, read
 
 
-def make(rows: int, columns: int, bits: int, group: int, axis: int = 1) -> tuple[dict[str, Typed], np.ndarray]:
-    """A random matrix's tensors, and its weights."""
-    rng = np.random.default_rng(1)
-    groups = rows * columns // group
-    shape, column = ((groups, group), (groups, 1)) if axis == 1 else ((group, groups), (1, groups))
-    values = rng.integers(0, 2**bits, shape)
-    scale = rng.uniform(0.01, 0.02, column).astype(np.float16)
-    zero = rng.uniform(0, 2**bits - 1, column).astype(np.float16)
-    packed = pack(values, bits)
-    typed: dict[str, Typed] = {
-        MODULE + ".W_q": ("I32" if bits == 3 else "U8", packed),
-        MODULE + ".scale": ("F16", scale),
-        MODULE + ".zero": ("F16", zero),
-        MODULE + ".nbits": ("I32", np.array(bits, np.int32)),
-        MODULE + ".group_size": ("I32", np.array(group, np.int32)),
-        MODULE + ".axis": ("I32", np.array(axis, np.int32)),
-        MODULE + ".shape": ("I64", np.array([rows, columns])),
-    }
-    weights = values * scale.astype(np.float32) + (-zero.astype(np.float32) * scale.astype(np.float32))
-    return typed, weights.astype(np.float32).reshape(rows, columns)
+def make(*args: Any, **kwargs: Any) -> tuple[dict[str, Typed], np.ndarray]:
+    """A layer of `packed_layers.hqq` with whole names."""
+    parts, weights = hqq(*args, **kwargs)
+    return named(parts), weights
 
 
 def described(bits: Any = 4, group: Any = 64, axis: Any = 1) -> dict[str, Any]:
@@ -84,6 +57,10 @@ def test_values_viewed_as_floats(tmp_path: Path) -> None:
         packed = typed[MODULE + ".W_q"][1]
         typed[MODULE + ".W_q"] = ("F16", packed.view(np.float16))
         check_matrix(write_quantized(tmp_path / "m", described(bits), typed), weights)
+    for bits in (4, 3):  # of which 16 rows have the same size
+        typed, weights = make(48, 96, bits, 16, axis=0)
+        typed[MODULE + ".W_q"] = ("F16", typed[MODULE + ".W_q"][1].view(np.float16))
+        check_matrix(write_quantized(tmp_path / "m", described(bits, 16, 0), typed), weights)
 
 
 def test_settings_of_a_module(tmp_path: Path) -> None:

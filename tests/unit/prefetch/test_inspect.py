@@ -105,6 +105,17 @@ def test_a_hub_model_is_described_from_the_heads_of_its_files(hub: FakeHub, tmp_
     assert (report.parameters, report.weights) == (local.parameters, local.weights)
 
 
+@pytest.mark.parametrize("algorithm", ["FP8", "W4A8_AWQ"])
+def test_the_file_of_modelopt_is_read(hub: FakeHub, tmp_path: Path, algorithm: str) -> None:
+    described = json.dumps({"quantization": {"quant_algo": algorithm, "exclude_modules": ["*"]}})
+    hub.files = llama_files() | {"hf_quant_config.json": described.encode()}
+    if algorithm == "FP8":
+        assert inspect_remote(Hub(hub.url, None), "org/tiny", "main", tmp_path).architecture == "llama"
+        return
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json: quant_algo 'W4A8_AWQ' is not supported"):
+        inspect_remote(Hub(hub.url, None), "org/tiny", "main", tmp_path)
+
+
 def test_a_hub_gguf_is_described_without_its_weights(hub: FakeHub, tmp_path: Path) -> None:
     weights = find_model("smollm2").read_bytes()
     hub.files = {"model.gguf": weights}

@@ -58,11 +58,12 @@ def quantized_reader(
     settings = quantization_settings(folder)
     if settings is None:
         return None
-    if settings.method not in _METHODS:
+    read = _METHODS.get(settings.method) if isinstance(settings.method, str) else None
+    if read is None:
         raise UnsupportedModelError(
             f"{settings.path}: quantization_config.quant_method {settings.method!r} is not supported; supported are "
             f"{', '.join(_METHODS)}"
         )
     source = Source(folder, checkpoint, settings.values, contents, settings.path, fused or {})
     check_cache_scales(source)
-    return _METHODS[str(settings.method)](source)
+    return read(source)

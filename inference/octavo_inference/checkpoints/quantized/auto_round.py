@@ -41,16 +41,16 @@ def reader(source: Source) -> QuantizedReader:
     return matrix
 
 
-def _schemes(source: Source, base: gptq.Scheme) -> Callable[[str], gptq.Scheme | None]:
+def _schemes(source: Source, base: gptq.GptqScheme) -> Callable[[str], gptq.GptqScheme | None]:
     """`extra_config` has settings of modules by name, or by a regular expression."""
-    named: dict[str, gptq.Scheme | None] = {}
-    rules: list[tuple[re.Pattern[str], gptq.Scheme | None]] = []
+    named: dict[str, gptq.GptqScheme | None] = {}
+    rules: list[tuple[re.Pattern[str], gptq.GptqScheme | None]] = []
     for name, changes in mapping(source, "extra_config").items():
         named[name] = _changed(source, name, changes, base)
         if set(name) & set("*+?^$()[]{}|\\"):
             rules.append((pattern(source, "extra_config", name), named[name]))
 
-    def scheme_of(module: str) -> gptq.Scheme | None:
+    def scheme_of(module: str) -> gptq.GptqScheme | None:
         if module in named:
             return named[module]
         return next((scheme for name, scheme in rules if name.search(module)), base)
@@ -58,7 +58,7 @@ def _schemes(source: Source, base: gptq.Scheme) -> Callable[[str], gptq.Scheme |
     return scheme_of
 
 
-def _changed(source: Source, name: str, changes: Any, base: gptq.Scheme) -> gptq.Scheme | None:
+def _changed(source: Source, name: str, changes: Any, base: gptq.GptqScheme) -> gptq.GptqScheme | None:
     """None for modules that stay floats."""
     place = f"extra_config[{name!r}]"
     if not isinstance(changes, dict):

@@ -128,10 +128,10 @@ def _gemm(source: Source, module: str, rows: int, columns: int, groups: int) -> 
 
     def unpacked(array: Array, start: int, end: int) -> Bytes:
         first, last = start // _WORD, -(-end // _WORD)
-        part = array[:, first:last].T.view(np.uint32)
+        part = np.ascontiguousarray(array[:, first:last].T).view(np.uint8).reshape(last - first, len(array), 4)
         values = np.empty((last - first, _WORD, len(array)), np.uint8)
         for i, row in enumerate((0, 2, 4, 6, 1, 3, 5, 7)):
-            values[:, row] = part >> np.uint32(4 * i) & np.uint32(15)
+            values[:, row] = part[:, :, i // 2] >> np.uint8(i % 2 * 4) & np.uint8(15)
         begin = start - first * _WORD
         return values.reshape(-1, len(array))[begin : begin + end - start]
 

@@ -23,7 +23,7 @@ from octavo_inference.checkpoints.quantized import schemes
 from octavo_inference.checkpoints.quantized.fp4 import mxfp4, nvfp4
 from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8
 from octavo_inference.checkpoints.quantized.integers import packed_integers, refuse_zero_points, signed_bytes
-from octavo_inference.checkpoints.quantized.schemes import Scheme, read_schemes
+from octavo_inference.checkpoints.quantized.schemes import LayerScheme, read_schemes
 from octavo_inference.checkpoints.quantized.source import E8M0, FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
@@ -57,7 +57,7 @@ def reader(source: Source) -> QuantizedReader:
     return matrix
 
 
-def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: Scheme) -> GroupedMatrix:
+def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: LayerScheme) -> GroupedMatrix:
     columns = shape[1]
     weight, packed, scale = (f"{module}.{name}" for name in ("weight", "weight_packed", "weight_scale"))
     if scheme.grouped and scheme.block and columns % scheme.block[1]:

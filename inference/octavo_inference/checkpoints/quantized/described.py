@@ -9,10 +9,10 @@ from typing import Any
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.common.errors import ModelError
 
-# ModelOpt writes it, in older releases without a quantization_config in config.json.
-_MODELOPT_FILE = "hf_quant_config.json"
-# Files of GPTQ and AWQ checkpoints older than `quantization_config`, which may name no method.
-_OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+MODELOPT_FILE = "hf_quant_config.json"
+"""ModelOpt writes it, in older releases without a quantization_config in config.json."""
+OLD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""Files of GPTQ and AWQ checkpoints older than `quantization_config`, with their method where they name none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,10 @@ def quantization_settings(folder: Path) -> QuantizationSettings | None:
     if given:
         if not isinstance(given, dict):
             raise ModelError(f"{path}: quantization_config is {given!r}, expected an object")
-        return QuantizationSettings(path, given, given.get("quant_method"))
-    path = folder / _MODELOPT_FILE
+        # The first checkpoints of bitsandbytes name no method.
+        old = "bitsandbytes" if given.get("load_in_4bit") or given.get("load_in_8bit") else None
+        return QuantizationSettings(path, given, given.get("quant_method", old))
+    path = folder / MODELOPT_FILE
     given = optional_json(path).get("quantization")
     if not given:
         return _old_settings(folder)
@@ -48,7 +50,7 @@ def quantization_settings(folder: Path) -> QuantizationSettings | None:
 
 
 def _old_settings(folder: Path) -> QuantizationSettings | None:
-    for name, method in _OLD_FILES.items():
+    for name, method in OLD_FILES.items():
         given = optional_json(folder / name)
         if given:
             return QuantizationSettings(folder / name, given, given.get("quant_method", method))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.checkpoints.quantized.bit_packing import nibbles
+from octavo_inference.checkpoints.quantized.bits import unpack_bits
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
 from octavo_inference.checkpoints.quantized.source import E8M0, Source, StoredNumbers
 from octavo_inference.common.errors import ModelError
@@ -83,7 +83,7 @@ def _matrix(
 
     def read(start: int, end: int) -> Groups:
         # Levels are doubled, scales halved.
-        return Groups(nibbles(octets[start:end]), scaled(grid.rows(start, end)) * np.float32(0.5))
+        return Groups(unpack_bits(octets[start:end], 4), scaled(grid.rows(start, end)) * np.float32(0.5))
 
     return GroupedMatrix(
         format_, shape, Grouping("code4", grid.group, levels=_LEVELS), read, (octets, grid.numbers.data)

@@ -80,11 +80,10 @@ def check_activation_scales(source: Source, module: str) -> None:
     They are not used. A static scale serves kernels that multiply 8 bits by 8 bits, and clips activations beyond those
     of a calibration. Here activations keep more bits, or get a scale for each token, which clips none.
     """
-    parts = len(source.fused.get(module.rpartition(".")[2], ()))
     for name in ("input_scale", "activation_scale", "input_global_scale"):
         raw = source.find(f"{module}.{name}")
         if raw is not None and raw.dtype in FLOATS:
-            source.positive(raw.name, (), (1,), (1, 1), (parts,))
+            source.positive(raw.name, raw.shape)
 
 
 def _block_size(source: Source, given: Any) -> tuple[int, int] | None:

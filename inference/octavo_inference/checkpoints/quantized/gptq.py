@@ -32,7 +32,7 @@ _BITS = (2, 3, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class GptqScheme:
     """How a module is quantized. `group` is None where all columns share a scale."""
 
     bits: int
@@ -51,7 +51,7 @@ def reader(source: Source) -> QuantizedReader:
 
 
 def packed_reader(
-    source: Source, scheme_of: Callable[[str], Scheme | None], *, stored_minus_one: bool
+    source: Source, scheme_of: Callable[[str], GptqScheme | None], *, stored_minus_one: bool
 ) -> QuantizedReader:
     """Reads modules in GPTQ's layout; `scheme_of` tells of each how, None for one that is not quantized."""
 
@@ -69,11 +69,11 @@ def packed_reader(
     return matrix
 
 
-def scheme_from(source: Source, given: Mapping[str, Any], base: Scheme | None, place: str = "") -> Scheme:
+def scheme_from(source: Source, given: Mapping[str, Any], base: GptqScheme | None, place: str = "") -> GptqScheme:
     """A module's scheme from settings, those of `base` for missing ones. `place` is where they are, for messages."""
     sizes = (base.bits, -1 if base.group is None else base.group, base.symmetric, base.act_order) if base else ()
     bits, group, symmetric, act_order = sizes or (None, None, True, False)
-    return Scheme(
+    return GptqScheme(
         setting(source, place + "bits", given.get("bits", bits), _BITS),
         group_size(source, place + "group_size", given.get("group_size", group)),
         flag(source, place + "sym", given.get("sym", symmetric)),
@@ -81,10 +81,10 @@ def scheme_from(source: Source, given: Mapping[str, Any], base: Scheme | None, p
     )
 
 
-def _rules(source: Source) -> Callable[[str], Scheme | None]:
+def _rules(source: Source) -> Callable[[str], GptqScheme | None]:
     """GPTQModel's `dynamic` rules, of which the first that matches counts: "-:NAME" excludes, others change."""
     base = scheme_from(source, source.settings, None)
-    rules: list[tuple[re.Pattern[str], Scheme | None]] = []
+    rules: list[tuple[re.Pattern[str], GptqScheme | None]] = []
     for text, changes in mapping(source, "dynamic").items():
         name = pattern(source, "dynamic", text.removeprefix("-:").removeprefix("+:"))
         if text.startswith("-:"):
@@ -97,14 +97,14 @@ def _rules(source: Source) -> Callable[[str], Scheme | None]:
             )
     strings(source, "modules_in_block_to_quantize")  # which modules have a qweight says the same
 
-    def scheme_of(module: str) -> Scheme | None:
+    def scheme_of(module: str) -> GptqScheme | None:
         return next((scheme for name, scheme in rules if name.match(module)), base)
 
     return scheme_of
 
 
 def _matrix(
-    source: Source, module: str, rows: int, columns: int, scheme: Scheme, stored_minus_one: bool
+    source: Source, module: str, rows: int, columns: int, scheme: GptqScheme, stored_minus_one: bool
 ) -> GroupedMatrix:
     bits, width = scheme.bits, min(scheme.group or columns, columns)
     for what, size in (("rows", rows), ("columns", columns)):
@@ -175,7 +175,7 @@ def _require_middle(source: Source, module: str, zeros: _Zeros) -> None:
             )
 
 
-def _order(source: Source, module: str, columns: int, width: int, scheme: Scheme) -> NDArray[np.int32] | None:
+def _order(source: Source, module: str, columns: int, width: int, scheme: GptqScheme) -> NDArray[np.int32] | None:
     """The columns sorted by group, None where they are stored so."""
     name = module + ".g_idx"
     if source.find(name) is None:

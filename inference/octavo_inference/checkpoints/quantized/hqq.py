@@ -43,8 +43,9 @@ def reader(source: Source) -> QuantizedReader:
     def matrix(module: str, rows: int, columns: int) -> GroupedMatrix | None:
         if source.find(module + ".W_q") is None:
             return None
-        packing = _packing(source, module, rows * columns)
-        _require_same(source, module, _described(source, module, quant_config), packing, rows, columns)
+        described = _described(source, module, quant_config)
+        packing = _packing(source, module, rows * columns, described.get("nbits"))
+        _require_same(source, module, described, packing, rows, columns)
         return _matrix(source, module, rows, columns, packing)
 
     return matrix
@@ -76,8 +77,8 @@ class _Packing:
         return self.step * self.width * (4 if self.bits == 3 else 1)
 
 
-def _packing(source: Source, module: str, size: int) -> _Packing:
-    """What the headers say of a module with `size` weights."""
+def _packing(source: Source, module: str, size: int, nbits: Any) -> _Packing:
+    """What the headers say of a module with `size` weights. `nbits` decides where several have the same size."""
     scale, packed = source.find(module + ".scale"), source.find(module + ".W_q")
     if scale is None or packed is None:
         raise ModelError(f"{source.folder}: tensor {module}.scale is missing")
@@ -90,14 +91,19 @@ def _packing(source: Source, module: str, size: int) -> _Packing:
     axis = 1 if scale.shape == (groups, 1) else 0
     height, width = (groups, size // groups) if axis == 1 else (size // groups, groups)
     # With hqq's `view_as_float`, any bits have a type of floats.
-    for bits in (3,) if packed.dtype == "I32" else (8, 4, 2, 1) if packed.dtype == "U8" else _PACKED:
-        packing = _Packing(bits, axis, groups, height, width)
-        if packing.nbytes == packed.data.nbytes:
-            return packing
+    possible = (3,) if packed.dtype == "I32" else (8, 4, 2, 1) if packed.dtype == "U8" else tuple(_PACKED)
+    packings = (_Packing(bits, axis, groups, height, width) for bits in possible)
+    fitting = [packing for packing in packings if packing.nbytes == packed.data.nbytes]
+    if fitting:
+        return next((packing for packing in fitting if _stored_bits(nbits) == packing.bits), fitting[0])
     raise ModelError(
         f"{source.folder}: tensor {module}.W_q has {packed.data.nbytes} bytes, expected those of "
         f"{', '.join(map(str, sorted(_PACKED)))} bits for {size} weights"
     )
+
+
+def _stored_bits(nbits: Any) -> int | None:
+    return _STORED_BITS.get(nbits) if isinstance(nbits, int | float) else None
 
 
 def _described(source: Source, module: str, quant_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,11 +138,8 @@ def _require_same(
     sizes = {"nbits": packing.bits, "group_size": packing.group, "axis": packing.axis}
     actual: dict[str, Any] = sizes | {"shape": [rows, columns]}
     for file, what, key, value in said:
-        if key == "nbits" and isinstance(value, int | float):
-            same = _STORED_BITS.get(value) == packing.bits
-        else:
-            same = value is None or value == actual[key]
-        if not same:
+        found = _stored_bits(value) if key == "nbits" else value
+        if value is not None and found != actual[key]:
             raise ModelError(f"{file}: {what} is {value!r}, the sizes of {module}'s tensors say {actual[key]}")
 
 

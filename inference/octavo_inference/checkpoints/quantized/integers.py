@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.checkpoints.quantized.bit_packing import fields, fields_of_rows
+from octavo_inference.checkpoints.quantized.bits import unpack_field_rows, unpack_fields
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
-from octavo_inference.checkpoints.quantized.schemes import PACKED, Scheme
+from octavo_inference.checkpoints.quantized.schemes import PACKED, LayerScheme
 from octavo_inference.checkpoints.quantized.source import Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups, Kind
@@ -19,7 +19,9 @@ ZeroPoints = Callable[[int, int], Floats]
 """`zeros(start, end)`: [rows, groups]."""
 
 
-def packed_integers(source: Source, format_: str, module: str, shape: tuple[int, int], scheme: Scheme) -> GroupedMatrix:
+def packed_integers(
+    source: Source, format_: str, module: str, shape: tuple[int, int], scheme: LayerScheme
+) -> GroupedMatrix:
     """Integers of up to 8 bits in words."""
     rows, columns = shape
     bits, name = scheme.bits, module + ".weight_packed"
@@ -34,7 +36,7 @@ def packed_integers(source: Source, format_: str, module: str, shape: tuple[int,
     zeros = None if scheme.symmetric else _zero_points(source, module, shape, scheme)
 
     def read(start: int, end: int) -> Groups:
-        values = fields(words[start:end], bits, columns)
+        values = unpack_fields(words[start:end], bits, columns)
         if order is not None:
             values = values[:, order]
         if offset:
@@ -44,7 +46,9 @@ def packed_integers(source: Source, format_: str, module: str, shape: tuple[int,
     return GroupedMatrix(format_, shape, grouping, read, (words, grid.numbers.data), order)
 
 
-def signed_bytes(source: Source, format_: str, module: str, shape: tuple[int, int], scheme: Scheme) -> GroupedMatrix:
+def signed_bytes(
+    source: Source, format_: str, module: str, shape: tuple[int, int], scheme: LayerScheme
+) -> GroupedMatrix:
     """Integers in bytes with a sign."""
     values = source.array(module + ".weight", ("I8",), shape).view(np.uint8)
     grid = scale_grid(source, module + ".weight_scale", *shape, scheme.block or shape)
@@ -64,7 +68,7 @@ def _groups(values: Bytes, grid: ScaleGrid, zeros: ZeroPoints | None, start: int
     return Groups(values, scale, None if zeros is None else -zeros(start, end) * scale)
 
 
-def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: Scheme) -> ZeroPoints:
+def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: LayerScheme) -> ZeroPoints:
     """The values whose weight is 0, of rows and groups: packed along the rows, or integers with a sign."""
     rows, columns = shape
     name, half = module + ".weight_zero_point", np.float32(1 << scheme.bits - 1)
@@ -73,7 +77,7 @@ def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: Sc
     if scheme.strategy in {"group", "channel"} and scheme.format == PACKED and not (raw and raw.dtype == "I8"):
         groups = columns // scheme.block[1] if scheme.grouped and scheme.block else 1
         words = source.array(name, ("I32",), (-(-rows // (32 // scheme.bits)), groups))
-        return lambda start, end: fields_of_rows(words, scheme.bits, start, end).astype(np.float32)
+        return lambda start, end: unpack_field_rows(words, scheme.bits, start, end).astype(np.float32)
     grid = scale_grid(source, name, rows, columns, scheme.block or shape, ("I8",))
     stored = grid.numbers.data.view(np.int8)
     if source.contents and stored.size and (stored.min() < -half or stored.max() >= half):
@@ -95,7 +99,7 @@ def refuse_zero_points(source: Source, module: str) -> None:
         )
 
 
-def _order(source: Source, module: str, columns: int, scheme: Scheme) -> NDArray[np.int32] | None:
+def _order(source: Source, module: str, columns: int, scheme: LayerScheme) -> NDArray[np.int32] | None:
     """The permutation that sorts columns by their group (act-order), None if they are sorted."""
     name = module + ".weight_g_idx"
     if not scheme.grouped or scheme.block is None or (source.find(name) is None and not scheme.ordered):

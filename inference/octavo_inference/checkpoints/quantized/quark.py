@@ -13,7 +13,7 @@ from __future__ import annotations
 from octavo_inference.checkpoints.quantized.fp4 import mxfp4
 from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8, whole_or_rows
 from octavo_inference.checkpoints.quantized.integers import refuse_zero_points, signed_bytes
-from octavo_inference.checkpoints.quantized.schemes import INTEGER, Scheme
+from octavo_inference.checkpoints.quantized.schemes import INTEGER, LayerScheme
 from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
@@ -37,7 +37,7 @@ def reader(source: Source) -> QuantizedReader:
         if raw.dtype == "I8":
             refuse_zero_points(source, module)
             block = whole_or_rows(source, scale, rows)
-            scheme = Scheme(INTEGER, 8, False, True, "channel" if block else "tensor", block, False)
+            scheme = LayerScheme(INTEGER, 8, False, True, "channel" if block else "tensor", block, False)
             return signed_bytes(source, _LABEL, module, shape, scheme)
         raise UnsupportedModelError(
             f"{source.folder}: tensor {weight} has dtype {raw.dtype}; supported of quark are float8 (F8_E4M3), MXFP4 "

@@ -26,8 +26,6 @@ class ScaleGrid:
     def rows(self, start: int, end: int) -> Floats:
         """The numbers of some rows, [rows, columns / group]."""
         blocks = self.block_of_row[start:end]
-        if not len(blocks):
-            return np.empty((0, len(self.block_of_group)), np.float32)
         first, last = int(blocks[0]), int(blocks[-1])
         part = self.numbers.rows(first, last + 1)
         if len(part) != len(blocks):
@@ -48,7 +46,8 @@ def scale_grid(
     shapes = [grid, (grid[0], 1, grid[1], 1)]  # ModelOpt keeps the axes inside of a block
     parts = source.fused.get(_layer(name), ()) if grid == (1, 1) else ()
     if grid == (1, 1):
-        shapes += [(), (1,), (len(parts),), (len(parts), 1)]
+        shapes += [(), (1,)]
+        shapes += [(len(parts),), (len(parts), 1)] if parts else []
     elif grid[1] == 1:
         shapes.append((grid[0],))
     numbers = source.numbers(name, dtypes, *shapes)

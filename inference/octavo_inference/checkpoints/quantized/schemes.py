@@ -20,12 +20,15 @@ DENSE = "dense"
 _MIXED = "mixed-precision"
 _FORMATS = (PACKED, INTEGER, FLOAT, NAIVE, NVFP4, MXFP4, MXFP8, DENSE)
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+# Orders of calibration; only some of them permute the columns that are stored.
+_BY_COLUMN = (True, "group", "dynamic")
+_ORDERS = (None, False, "weight", "static", *_BY_COLUMN)
 # A language model inside of a multimodal one: names of modules and of tensors differ in releases of transformers.
 _PREFIXES = ("model.language_model.", "language_model.model.")
 
 
 @dataclass(frozen=True, slots=True)
-class Scheme:
+class LayerScheme:
     """How the weights of layers are stored: `bits` of integers or floats, and the rows and columns that share a scale.
 
     `block` is None for one scale. `ordered`: groups are those of a permutation of the columns.
@@ -46,13 +49,13 @@ class Scheme:
 
 
 @dataclass(frozen=True, slots=True)
-class Schemes:
-    """Schemes by target, which is a class, a layer's name or `re:` with a pattern; `ignored` layers have none."""
+class LayerSchemes:
+    """LayerSchemes by target, which is a class, a layer's name or `re:` with a pattern; `ignored` layers have none."""
 
-    targets: Mapping[str, Scheme | None]
+    targets: Mapping[str, LayerScheme | None]
     ignored: tuple[str, ...]
 
-    def of(self, module: str) -> Scheme | None:
+    def of(self, module: str) -> LayerScheme | None:
         """The scheme of a linear layer: of its name, else of a pattern that it begins with, else of all layers."""
         names = tuple(_names(module))
         if any(_matches(names, target) for target in self.ignored):
@@ -63,7 +66,7 @@ class Schemes:
         return None
 
 
-def read_schemes(path: Path, settings: dict[str, Any]) -> Schemes:
+def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
     """The schemes of `quantization_config` of the file `path`.
 
     Raises `ModelError` for values that cannot be, `UnsupportedModelError` for formats that are not supported.
@@ -74,17 +77,17 @@ def read_schemes(path: Path, settings: dict[str, Any]) -> Schemes:
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
         raise ModelError(f"{path}: quantization_config.config_groups is {groups!r}, expected an object")
-    targets: dict[str, Scheme | None] = {}
+    targets: dict[str, LayerScheme | None] = {}
     for name, group in groups.items():
         key = f"config_groups.{name}"
         if not isinstance(group, dict):
             raise ModelError(f"{path}: quantization_config.{key} is {group!r}, expected an object")
         scheme = _scheme(path, key, group, whole)
         targets |= dict.fromkeys(_strings(path, f"{key}.targets", group.get("targets")), scheme)
-    return Schemes(targets, _strings(path, "ignore", settings.get("ignore")))
+    return LayerSchemes(targets, _strings(path, "ignore", settings.get("ignore")))
 
 
-def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> Scheme | None:
+def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerScheme | None:
     weights = group.get("weights")
     if weights is None:
         return None
@@ -112,8 +115,10 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> Scheme |
         raise ModelError(
             f"{path}: quantization_config.{key} describes {stored} by {strategy}, which {format_} does not hold"
         )
-    ordered = weights.get("actorder") in (True, "group", "dynamic")
-    return Scheme(format_, bits, floats, symmetric, strategy, block, ordered)
+    order = weights.get("actorder")
+    if order not in _ORDERS:
+        raise ModelError(f"{path}: quantization_config.{key}.actorder is {order!r}, expected 'group', 'weight' or null")
+    return LayerScheme(format_, bits, floats, symmetric, strategy, block, order in _BY_COLUMN)
 
 
 def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple[int, int] | None]:

@@ -1,4 +1,4 @@
-"""What tests of packed checkpoints share: a bit packer by definition, and a reader of one module."""
+"""What tests of packed checkpoints share: one module, written and read."""
 
 from __future__ import annotations
 
@@ -10,17 +10,14 @@ from octavo_inference.checkpoints.quantized import quantized_reader
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.models.groups import GroupedMatrix
 
+from .conftest import Typed
+
 MODULE = "model.layers.0.mlp.down_proj"
 
 
-def pack(values: np.ndarray, bits: int) -> np.ndarray:
-    """Values along the first axis as a stream of bits, the first in the lowest, in words of 32."""
-    words = np.zeros((values.shape[0] * bits // 32, values.shape[1]), np.uint32)
-    for i, row in enumerate(values):
-        for bit in range(bits):
-            place = i * bits + bit
-            words[place // 32] |= (row.astype(np.uint32) >> np.uint32(bit) & np.uint32(1)) << np.uint32(place % 32)
-    return words.view(np.int32)
+def named(parts: dict[str, Typed], module: str = MODULE) -> dict[str, Typed]:
+    """A module's tensors by their whole names."""
+    return {f"{module}.{name}": part for name, part in parts.items()}
 
 
 def read(folder: Path, rows: int, columns: int, module: str = MODULE, *, contents: bool = True) -> GroupedMatrix:

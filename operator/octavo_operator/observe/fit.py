@@ -38,6 +38,19 @@ def expected(spec: Spec, memory: str, found: ModelReport, cards: Sequence[Card] 
 
 def refusal(spec: Spec, found: ModelReport, fit: MemoryFit) -> SpecRefusal | None:
     """Why no replica could serve this model, in the server's words where it would refuse; None if it could."""
+    # A server of another image may support other settings.
+    if spec.engine.image is None and (refused := _setting(spec, found)):
+        return refused
+    text = ""
+    if fit.gpu:
+        text = gpu_refusal(spec, found, fit.gpu)
+    elif fit.memory:
+        text = memory_estimate.refusal(spec, fit.memory)
+    return SpecRefusal("ModelTooLarge", text) if text else None
+
+
+def _setting(spec: Spec, found: ModelReport) -> SpecRefusal | None:
+    """The setting that the model rules out."""
     settings = spec.engine.settings
     if settings.quantization != "auto" and found.quantized:
         return SpecRefusal(
@@ -49,12 +62,7 @@ def refusal(spec: Spec, found: ModelReport, fit: MemoryFit) -> SpecRefusal | Non
             f"spec.engine.parallelism.tensor: {settings.tensor_parallel_size} GPUs cannot share the model's heads and "
             f"layers evenly; use {_listed(sizes)}",
         )
-    text = ""
-    if fit.gpu:
-        text = gpu_refusal(spec, found, fit.gpu)
-    elif fit.memory:
-        text = memory_estimate.refusal(spec, fit.memory)
-    return SpecRefusal("ModelTooLarge", text) if text else None
+    return None
 
 
 def _ranks(found: ModelReport) -> list[int]:

@@ -193,6 +193,7 @@ def test_gpus_that_cannot_share_a_model_are_refused(gpu: Make) -> None:
     refused = fit.refusal(gpu(count=3).spec, BIG, fit.MemoryFit())
     assert refused is not None
     assert (refused.reason, refused.message.endswith("; use 1, 2, 4")) == ("ParallelismUnsupported", True)
+    assert fit.refusal(gpu({"image": "another:1"}, 3).spec, BIG, fit.MemoryFit()) is None
     assert fit.refusal(gpu(count=3).spec, msgspec.structs.replace(BIG, gpu=None), fit.MemoryFit()) is None
 
 

@@ -15,6 +15,7 @@ from tests.support.documents import PAGES, ROOT, SITE, blocks, commands, name, s
 from octavo_gateway.__main__ import _parser as gateway_parser
 from octavo_inference.config.server import build_parser as server_parser
 from octavo_inference.tools.bench.command import _parser as bench_parser
+from octavo_inference.tools.quantize.command import _parser as quantize_parser
 from octavo_inference.tools.tune.command import _parser as tune_parser
 from octavo_operator.__main__ import parse as operator_parse
 from octavo_operator.api.schema import crd
@@ -46,6 +47,7 @@ def flags() -> dict[str, set[str]]:
     helps = {
         "octavo-server tune": tune_parser().format_help(),
         "octavo-server bench": bench_parser().format_help(),
+        "octavo-server quantize": quantize_parser().format_help(),
         "octavo-server": server_parser().format_help(),
         "octavo-gateway": gateway_parser().format_help(),
         "octavo-operator": operator_help(),
@@ -58,7 +60,7 @@ def flags() -> dict[str, set[str]]:
 def test_flags_of_commands_exist(page: Path) -> None:
     for command, known in flags().items():
         for arguments in commands(page, command):
-            if command == "octavo-server" and arguments.strip().startswith(("tune", "bench")):
+            if command == "octavo-server" and arguments.strip().startswith(("tune", "bench", "quantize")):
                 continue
             assert flags_of(arguments) <= known, f"{command}{arguments}"
 

@@ -206,8 +206,8 @@ class _Tensors:
 def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
     hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
     q_width, kv_width = config.heads * dim, config.kv_heads * dim
-    # Phi-3 stacks q, k and v in one tensor, and gate and up in another.
-    if p + "self_attn.qkv_proj.weight" in tensors.checkpoint.tensors:
+    # Phi-3 stacks q, k and v in one tensor, and gate and up in another. Quantized ones have other names than `weight`.
+    if any(name.startswith(p + "self_attn.qkv_proj.") for name in tensors.checkpoint.tensors):
         q, k, v = tensors.matrix(p + "self_attn.qkv_proj.weight", q_width + 2 * kv_width, hidden).split(
             q_width, kv_width, kv_width
         )

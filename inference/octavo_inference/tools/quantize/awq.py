@@ -15,7 +15,7 @@ import numpy as np
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.quantize.decoder import Floats, Layer
 from octavo_inference.tools.quantize.grid import Grid, round_to_nearest
-from octavo_inference.tools.quantize.stages import DOWN, GATE_UP, OUTPUT, QKV, Stage, stacked, walk
+from octavo_inference.tools.quantize.stages import DOWN, GATE_UP, OUTPUT, QKV, LayerStage, stacked, walk
 
 # What produces the inputs of a stage.
 _SOURCES = {"qkv": ("input_norm",), "o": ("v", "v_bias"), "gate_up": ("post_norm",), "down": ("up", "up_bias")}
@@ -25,7 +25,7 @@ _WINDOWS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class StageInputs:
     """Inputs of a stage: the mean `magnitude` of each channel, and evenly spread `samples` [tokens, channels]."""
 
     magnitude: Floats
@@ -37,10 +37,10 @@ def scaled_layer(config: ModelConfig, number: int, layer: Layer, windows: Floats
 
     With grouped queries `o` is left as it is: one row of v then produces the inputs of several channels.
     """
-    found: dict[str, Inputs] = {}
+    found: dict[str, StageInputs] = {}
     some = windows[:: -(-len(windows) // _WINDOWS)]
 
-    def collect(stage: Stage, inputs: Iterator[Floats]) -> None:
+    def collect(stage: LayerStage, inputs: Iterator[Floats]) -> None:
         found[stage.name] = _collect(inputs, max(1, _SAMPLES // len(some)))
 
     walk(config, number, layer, some, collect)
@@ -52,16 +52,16 @@ def scaled_layer(config: ModelConfig, number: int, layer: Layer, windows: Floats
     return result
 
 
-def _collect(inputs: Iterator[Floats], each: int) -> Inputs:
+def _collect(inputs: Iterator[Floats], each: int) -> StageInputs:
     total, count, samples = np.float32(0), 0, []
     for x in inputs:
         total = total + np.abs(x).sum(axis=0)
         count += len(x)
         samples.append(x[np.linspace(0, len(x) - 1, min(each, len(x)), dtype=np.int64)])
-    return Inputs((np.asarray(total) / count).astype(np.float32), np.concatenate(samples))
+    return StageInputs((np.asarray(total) / count).astype(np.float32), np.concatenate(samples))
 
 
-def search(weights: Floats, inputs: Inputs, grid: Grid) -> Floats:
+def search(weights: Floats, inputs: StageInputs, grid: Grid) -> Floats:
     """Scales of the input channels [columns] for a matrix [rows, columns]. All 1 if no others are better."""
     magnitude = np.maximum(inputs.magnitude, np.float32(1e-4) * inputs.magnitude.max(initial=1e-4))
     best: Floats = np.ones_like(magnitude)
@@ -76,7 +76,7 @@ def search(weights: Floats, inputs: Inputs, grid: Grid) -> Floats:
     return best
 
 
-def _fold(layer: dict[str, Floats], stage: Stage, scale: Floats) -> None:
+def _fold(layer: dict[str, Floats], stage: LayerStage, scale: Floats) -> None:
     """Multiply the columns of a stage's matrices by `scale`, and divide what produces their inputs."""
     for name in stage.matrices:
         layer[name] = layer[name] * scale

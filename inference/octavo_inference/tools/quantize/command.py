@@ -17,14 +17,17 @@ from octavo_inference.common.errors import ModelError, OctavoError, SettingsErro
 from octavo_inference.config.flags import FlagParser
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model
-from octavo_inference.tools.quantize.recipe import CHANNEL, FORMATS, GROUPS, METHODS, recipe_for, unfit
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.tools.quantize.gguf_target import gguf_recipe, quantize_gguf
+from octavo_inference.tools.quantize.recipe import CHANNEL, FORMATS, GROUPS, METHODS, Recipe, recipe_for, unfit
 from octavo_inference.tools.quantize.report import report, table
 from octavo_inference.tools.quantize.run import quantize
 from octavo_inference.tools.quantize.text import BUNDLED, read_text, windows_of
 
-_DESCRIPTION = """Write a model with 4 or 8 bits per weight, as safetensors with compressed-tensors metadata, and
+_DESCRIPTION = """Write a model with 4 or 8 bits per weight, as a compressed-tensors folder or as GGUF, and
 measure what that costs. Works a layer at a time, on the processor. The same command continues an interrupted run."""
 _FLOATS = {"f32", "bf16", "f16"}
+_MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> FlagParser:
     parser = FlagParser("octavo-server quantize", _DESCRIPTION)
     parser.add_argument("source", metavar="SOURCE", help="model: a folder, a .gguf file, ORG/NAME, or smollm2")
-    parser.add_argument("target", metavar="TARGET", help="folder to write")
+    parser.add_argument("target", metavar="TARGET", help="folder to write, or a .gguf file if SOURCE is one")
     add = parser.add_argument
     add("--format", choices=FORMATS, default="int4", help="(default: int4)")
     add("--method", choices=METHODS, help="rtn rounds to nearest (default: gptq for int4, rtn for others)")
@@ -95,8 +98,27 @@ def _quantize(given: Namespace, out: TextIO) -> str:
     """The table of the results."""
     text = read_text(given.calibration)
     model = load(given.source, out)
-    recipe = recipe_for(
-        model.config,
+    target = Path(given.target)
+    recipe = _recipe(given, model.config, target)
+    for stage in unfit(model.config, recipe.grid):
+        _say(out, f"{stage} stays in 16 bits: its rows are not whole groups of {recipe.group}")
+    source = BUNDLED if given.calibration is None else str(given.calibration)
+    windows = windows_of(text, model.text.tokenizer, model.config.max_positions, source)
+    try:
+        write = quantize_gguf if target.suffix == ".gguf" else quantize
+        result = write(model, target, recipe, windows, out)
+    except OSError as error:
+        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+        fix = "make room and run the same command again" if full else "name another TARGET"
+        raise ModelError(f"{target}: cannot be written: {error.strerror}; {fix}") from error
+    return table(report(model, result)) + f"written: {target}; serve it with: octavo-server --model {target}\n"
+
+
+def _recipe(given: Namespace, config: ModelConfig, target: Path) -> Recipe:
+    if target.suffix == ".gguf":
+        return gguf_recipe(given.format, given.method, given.group_size, zero_points=given.zero_points, keep=given.keep)
+    return recipe_for(
+        config,
         given.format,
         given.method,
         given.group_size,
@@ -105,18 +127,6 @@ def _quantize(given: Namespace, out: TextIO) -> str:
         keep=given.keep,
         keep_bits=given.keep_bits,
     )
-    for stage in unfit(model.config, recipe.grid):
-        _say(out, f"{stage} stays in 16 bits: its rows are not whole groups of {recipe.group}")
-    source = BUNDLED if given.calibration is None else str(given.calibration)
-    windows = windows_of(text, model.text.tokenizer, model.config.max_positions, source)
-    target = Path(given.target)
-    try:
-        result = quantize(model, target, recipe, windows, out)
-    except OSError as error:
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        fix = "make room and run the same command again, which continues" if full else "name another folder"
-        raise ModelError(f"{target}: cannot be written: {error.strerror}; {fix}") from error
-    return table(report(model, result)) + f"written: {target}; serve it with: octavo-server --model {target}\n"
 
 
 def load(source: str, out: TextIO) -> LoadedModel:
@@ -124,7 +134,8 @@ def load(source: str, out: TextIO) -> LoadedModel:
     model = load_model(local_model(source).path)
     if isinstance(model, ForeignModel):
         raise UnsupportedModelError(f"{model.config.missing}; only models of the native decoder are quantized")
-    formats = {getattr(layer, name).format for layer in model.weights.layers for name in ("q", "o", "gate", "down")}
+    formats = {getattr(layer, name).format for layer in model.weights.layers for name in _MATRICES}
+    formats.add(model.weights.lm_head.format)
     if formats <= _FLOATS:
         return model
     listed = ", ".join(sorted(formats - _FLOATS))

@@ -29,6 +29,14 @@ def layer_values(weights: LayerWeights) -> dict[str, Floats]:
     return {name: dequantize(tensor) for name, tensor in found.items() if tensor is not None}
 
 
+def release_layer(weights: LayerWeights) -> None:
+    """Give the pages of a layer that is done back to the system."""
+    for field in fields(weights):
+        tensor = getattr(weights, field.name)
+        if tensor is not None:
+            tensor.release()
+
+
 def attention_input(config: ModelConfig, layer: Layer, hidden: Floats) -> Floats:
     """Input of q, k and v."""
     return norm(hidden, layer["input_norm"], config.norm_eps)

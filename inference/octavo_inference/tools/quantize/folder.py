@@ -47,8 +47,9 @@ def source_config(model: LoadedModel) -> Json:
         raise UnsupportedModelError(
             f"{path / 'config.json'}: has a text_config: models with images are not quantized, only language models"
         )
-    # What is kept in 16 bits is bfloat16 then.
-    return {name: "bfloat16" if name in _DTYPES and value == "float32" else value for name, value in found.items()}
+    # What is kept in 16 bits is bfloat16 then. A missing head is a tied one, which other engines have to be told.
+    kept = {name: "bfloat16" if name in _DTYPES and value == "float32" else value for name, value in found.items()}
+    return {**kept, "tie_word_embeddings": model.config.tied_embeddings}
 
 
 def write_texts(target: Path, model: LoadedModel, config: Json) -> None:

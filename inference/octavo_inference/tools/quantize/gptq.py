@@ -65,9 +65,11 @@ def _inverse_factor(hessian: Floats) -> NDArray[np.float32]:
         damped[np.diag_indices(len(damped))] += np.where(diagonal > 0, share * mean, mean or 1.0).astype(np.float32)
         try:
             inverse = np.linalg.inv(damped)
-            return np.ascontiguousarray(np.linalg.cholesky((inverse + inverse.T) / 2).T, np.float32)
+            factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
         except np.linalg.LinAlgError:
             continue
+        if np.isfinite(factor).all():
+            return np.ascontiguousarray(factor, np.float32)
     raise ModelError(
         "the inputs of a matrix have second moments that cannot be inverted: give a longer --calibration text, or "
         "--method rtn"

@@ -14,7 +14,7 @@ from octavo_inference.tools.quantize.decoder import Floats, Layer
 from octavo_inference.tools.quantize.gptq import gptq
 from octavo_inference.tools.quantize.grid import Grid, Rounded, round_to_nearest
 from octavo_inference.tools.quantize.half import half_values
-from octavo_inference.tools.quantize.stages import STAGES, Stage, stacked, walk
+from octavo_inference.tools.quantize.stages import STAGES, LayerStage, stacked, walk
 
 Method = Literal["rtn", "gptq", "awq"]
 Grids = Mapping[str, Grid]
@@ -47,7 +47,7 @@ def quantize_layer(
     values = dict(layer)
     rounded: dict[str, Rounded] = {}
 
-    def replace(stage: Stage, inputs: Iterator[Floats]) -> None:
+    def replace(stage: LayerStage, inputs: Iterator[Floats]) -> None:
         grid = grids.get(stage.name)
         if grid is None:
             values.update({name: half_values(values[name]) for name in stage.matrices})

@@ -16,7 +16,7 @@ _ROWS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputHead:
     """What turns hidden states into logits."""
 
     final_norm: Floats
@@ -35,7 +35,7 @@ class Quality:
 
 
 def compare(
-    config: ModelConfig, before: Floats, after: Floats, output: tuple[Output, Output], tokens: NDArray[np.int64]
+    config: ModelConfig, before: Floats, after: Floats, output: tuple[OutputHead, OutputHead], tokens: NDArray[np.int64]
 ) -> Quality:
     """`before` and `after`: last hidden states [windows, tokens, hidden] of both models, over the same `tokens`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -159,11 +160,16 @@ def matrix_elements(config: ModelConfig) -> int:
 
 
 def weight_bits(config: ModelConfig, grids: Grids) -> float:
-    """Mean stored bits per weight of the layers' matrices."""
+    """Mean stored bits per weight of the layers' matrices, with scales and zero points."""
+    return mean_bits(config, grids, Grid.stored_bits)
+
+
+def mean_bits(config: ModelConfig, grids: Grids, bits: Callable[[Grid, int], float]) -> float:
+    """The mean of `bits(grid, columns)` over the layers' matrices; those without a grid have 16."""
     rows, columns = row_counts(config), column_counts(config)
 
-    def bits(stage: str, grid: Grid | None) -> float:
-        return rows[stage] * columns[stage] * (16 if grid is None else grid.stored_bits(columns[stage]))
+    def total(stage: str, grid: Grid | None) -> float:
+        return rows[stage] * columns[stage] * (16 if grid is None else bits(grid, columns[stage]))
 
-    total = sum(bits(stage, layer.get(stage)) for layer in grids for stage in rows)
-    return total / (matrix_elements(config) * config.layers)
+    every = sum(total(stage, layer.get(stage)) for layer in grids for stage in rows)
+    return every / (matrix_elements(config) * config.layers)

@@ -9,24 +9,28 @@ from typing import Any
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.tools.quantize.grid import Grid
 from octavo_inference.tools.quantize.quality import Quality
-from octavo_inference.tools.quantize.recipe import Grids, Recipe, weight_bits
+from octavo_inference.tools.quantize.recipe import Grids, Recipe
 from octavo_inference.tools.quantize.stored import PREFIX, modules
 
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """`grids` as they were used; `bytes_`: size of all files of weights, embedding included; `seconds` it took."""
+class QuantizedModel:
+    """`grids` as they were used. `bits`: mean stored bits per weight of the layers' matrices.
+
+    `bytes_`: size of all files of weights, embedding included. `seconds` it took.
+    """
 
     recipe: Recipe
     grids: Grids
+    bits: float
     quality: Quality
     bytes_: int
     seconds: float
 
 
-def report(model: LoadedModel, result: Result) -> Json:
+def report(model: LoadedModel, result: QuantizedModel) -> Json:
     """All figures by name. Bits are per weight: those of the layers' matrices, and of the whole model."""
     recipe, weights = result.recipe, model.weights
     unique = {id(tensor): tensor for tensor in weights.tensors()}.values()
@@ -37,7 +41,7 @@ def report(model: LoadedModel, result: Result) -> Json:
         "method": recipe.method,
         "group_size": recipe.group,
         "zero_points": recipe.zero_points,
-        "matrix_bits": round(weight_bits(model.config, result.grids), 3),
+        "matrix_bits": round(result.bits, 3),
         "model_bits": round(result.bytes_ * 8 / elements, 3),
         "bytes": result.bytes_,
         **{name: round(value, 6) for name, value in asdict(result.quality).items()},
@@ -46,7 +50,7 @@ def report(model: LoadedModel, result: Result) -> Json:
     }
 
 
-def other_grids(model: LoadedModel, result: Result) -> dict[str, str]:
+def other_grids(model: LoadedModel, result: QuantizedModel) -> dict[str, str]:
     """Modules that are not on the recipe's grid, and what they are on."""
     found = {}
     for number, layer in enumerate(result.grids):

@@ -19,15 +19,15 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor, dequantize
 from octavo_inference.tools.quantize import decoder, state
 from octavo_inference.tools.quantize.declared import quantization_config
-from octavo_inference.tools.quantize.decoder import Floats, layer_values
+from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.folder import shard_name, source_config, write_index, write_texts
 from octavo_inference.tools.quantize.grid import Grid
 from octavo_inference.tools.quantize.half import half_tensor, store_tensor
 from octavo_inference.tools.quantize.layer import quantize_layer
 from octavo_inference.tools.quantize.progress import progress
-from octavo_inference.tools.quantize.quality import Output, Quality, compare
+from octavo_inference.tools.quantize.quality import OutputHead, Quality, compare
 from octavo_inference.tools.quantize.recipe import Grids, Recipe, grids_of, matrix_elements, weight_bits
-from octavo_inference.tools.quantize.report import Result, report
+from octavo_inference.tools.quantize.report import QuantizedModel, report
 from octavo_inference.tools.quantize.sensitivity import divergences, most_sensitive, with_kept
 from octavo_inference.tools.quantize.state import State
 from octavo_inference.tools.quantize.stored import PREFIX, layer_tensors, norm, tensor_names, write_shard
@@ -44,7 +44,7 @@ def quantize(
     windows: Windows,
     out: TextIO,
     clock: Callable[[], float] = time.monotonic,
-) -> Result:
+) -> QuantizedModel:
     """Write the quantized model, or continue an interrupted run. Progress goes to `out`.
 
     Raises `ModelError` for weights that are not finite, `SettingsError` for a target that cannot be used, OSError.
@@ -67,7 +67,7 @@ def quantize(
             run.done, run.seconds = number + 1, clock() - began
             state.save(target, run)
         quality = _measure(model, windows, run)
-        result = Result(recipe, grids, quality, _size(target), clock() - began)
+        result = QuantizedModel(recipe, grids, weight_bits(config, grids), quality, _size(target), clock() - began)
         write_texts(target, model, {**described, "quantization_config": quantization_config(config, grids)})
         write_index(target, _places(target, config), result.bytes_)
         state.replace_text(target / state.REPORT, json.dumps(report(model, result), indent=1))
@@ -90,13 +90,13 @@ def _start(model: LoadedModel, target: Path, windows: Windows, run: State, *, ca
     write_shard(target / shard_name(1, config.layers + 1), tensors)
     calibration = windows.calibration if calibrates else windows.calibration[:0]
     run.hidden = {
-        "calibration": _embedded(config, embedding, calibration),
-        "before": _embedded(config, weights.embedding, windows.held_out),
-        "after": _embedded(config, embedding, windows.held_out),
+        "calibration": embedded(config, embedding, calibration),
+        "before": embedded(config, weights.embedding, windows.held_out),
+        "after": embedded(config, embedding, windows.held_out),
     }
 
 
-def _embedded(config: ModelConfig, embedding: Tensor, tokens: NDArray[np.int64]) -> Floats:
+def embedded(config: ModelConfig, embedding: Tensor, tokens: NDArray[np.int64]) -> Floats:
     """The hidden states before the first layer, [windows, tokens, hidden]."""
     rows = embedding.data[tokens.reshape(-1)]
     values = dequantize(Tensor(embedding.format, (len(rows), config.hidden), rows))
@@ -107,7 +107,7 @@ def _layer(model: LoadedModel, target: Path, recipe: Recipe, grids: dict[str, Gr
     """Quantize the next layer and write its shard. Moves the hidden states to after it."""
     config, number = model.config, run.done
     values = layer_values(model.weights.layers[number])
-    _require_finite(model, number, values)
+    require_finite(model, number, values)
     layer, run.hidden["calibration"] = quantize_layer(
         config,
         number,
@@ -120,9 +120,11 @@ def _layer(model: LoadedModel, target: Path, recipe: Recipe, grids: dict[str, Gr
     write_shard(target / shard_name(number + 2, config.layers + 1), layer_tensors(config, number, layer))
     for name, its in (("before", values), ("after", layer.values)):
         run.hidden[name] = np.stack([decoder.forward(config, number, its, window) for window in run.hidden[name]])
+    release_layer(model.weights.layers[number])
 
 
-def _require_finite(model: LoadedModel, number: int, values: decoder.Layer) -> None:
+def require_finite(model: LoadedModel, number: int, values: decoder.Layer) -> None:
+    """Raises `ModelError` for a layer with NaN or infinity."""
     for name, array in values.items():
         if not np.isfinite(array).all():
             raise ModelError(
@@ -134,7 +136,7 @@ def _sensitive(
     model: LoadedModel, recipe: Recipe, grids: Grids, windows: Windows, out: TextIO
 ) -> list[tuple[int, str]]:
     tokens = windows.calibration[0, :_SENSITIVITY_TOKENS]
-    hidden = _embedded(model.config, model.weights.embedding, tokens)
+    hidden = embedded(model.config, model.weights.embedding, tokens)
     found: dict[tuple[int, str], float] = {}
     steps = divergences(model.config, model.weights, grids, tokens, hidden, found)
     for _ in progress(steps, "sensitivity", model.config.layers, out):
@@ -145,8 +147,8 @@ def _sensitive(
 def _measure(model: LoadedModel, windows: Windows, run: State) -> Quality:
     weights = model.weights
     final_norm = dequantize(weights.final_norm)
-    before = Output(final_norm, weights.lm_head)
-    after = Output(final_norm, half_tensor(weights.lm_head))
+    before = OutputHead(final_norm, weights.lm_head)
+    after = OutputHead(final_norm, half_tensor(weights.lm_head))
     return compare(model.config, run.hidden["before"], run.hidden["after"], (before, after), windows.held_out)
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights, dequantize
 from octavo_inference.tools.quantize import decoder
-from octavo_inference.tools.quantize.decoder import Floats, layer_values
+from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.grid import Grid, round_to_nearest
-from octavo_inference.tools.quantize.quality import Output, compare
+from octavo_inference.tools.quantize.quality import OutputHead, compare
 from octavo_inference.tools.quantize.recipe import Grids, column_counts, row_counts
 from octavo_inference.tools.quantize.stages import STAGES
 
@@ -44,8 +44,9 @@ def divergences(
                 rounded = {name: round_to_nearest(layer[name], grid).values() for name in stage.matrices}
                 changed[number, stage.name] = decoder.forward(config, number, {**layer, **rounded}, exact)
         exact = decoder.forward(config, number, layer, exact)
+        release_layer(source)
         if number == config.layers - 1:
-            output = Output(dequantize(weights.final_norm), weights.lm_head)
+            output = OutputHead(dequantize(weights.final_norm), weights.lm_head)
             for place, states in changed.items():
                 found[place] = compare(config, exact[None], states[None], (output, output), tokens[None]).mean_kl
         yield number

@@ -13,22 +13,26 @@ from octavo_inference.tools.quantize.decoder import Floats, Layer
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class LayerStage:
     """`matrices` are fields of `LayerWeights`."""
 
     name: str
     matrices: tuple[str, ...]
 
 
-QKV = Stage("qkv", ("q", "k", "v"))
-OUTPUT = Stage("o", ("o",))
-GATE_UP = Stage("gate_up", ("gate", "up"))
-DOWN = Stage("down", ("down",))
+QKV = LayerStage("qkv", ("q", "k", "v"))
+OUTPUT = LayerStage("o", ("o",))
+GATE_UP = LayerStage("gate_up", ("gate", "up"))
+DOWN = LayerStage("down", ("down",))
 STAGES = (QKV, OUTPUT, GATE_UP, DOWN)
 
 
 def walk(
-    config: ModelConfig, number: int, layer: Layer, windows: Floats, then: Callable[[Stage, Iterator[Floats]], None]
+    config: ModelConfig,
+    number: int,
+    layer: Layer,
+    windows: Floats,
+    then: Callable[[LayerStage, Iterator[Floats]], None],
 ) -> Floats:
     """Run a layer stage by stage over windows [windows, tokens, hidden]; returns the hidden states after it.
 
@@ -49,6 +53,6 @@ def walk(
     return result
 
 
-def stacked(layer: Layer, stage: Stage) -> Floats:
+def stacked(layer: Layer, stage: LayerStage) -> Floats:
     """The stage's matrices above each other, [rows, columns]."""
     return np.concatenate([layer[name] for name in stage.matrices])

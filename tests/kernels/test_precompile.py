@@ -44,13 +44,14 @@ print(found.ready, found.compiled)
 REHEARSE = """
 import resource
 from triton.runtime.jit import JITFunction
+from octavo_inference.backends.cuda.aot.formats import FORMATS
 from octavo_inference.backends.cuda.aot.null_driver import NullDriver
 from octavo_inference.tools import precompile
 
 JITFunction.run = lambda *_, **__: None
 NullDriver(90).activate()
-for model in ("llama-3.1-8b", "qwen3-14b"):
-    precompile.warm_up(precompile.CompileJob((9, 0), model, "auto", "auto"))
+for model, weights in (("llama-3.1-8b", "auto"), ("qwen3-14b", "auto"), *(("smollm2-135m", name) for name in FORMATS)):
+    precompile.warm_up(precompile.CompileJob((9, 0), model, "auto", weights))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
 

@@ -10,15 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-<<<<<<< HEAD
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat, packed_bytes, weight_format
-from octavo_inference.checkpoints.from_gguf import weights_from_gguf
-from octavo_inference.checkpoints.from_hf import weights_from_hf
-from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
-from octavo_inference.checkpoints.resolve import find_model
-=======
-from octavo_inference.backends.cpu.native.packing import WeightFormat, packed_bytes, weight_format
->>>>>>> opformats
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig

@@ -57,7 +57,8 @@ _ROUNDED: dict[str, tuple[Round, float]] = {
     "FP8, a scale per row": (fp8(1, 0), 8.0),
     "FP8, blocks of 128 x 128": (fp8(128, 128), 8.0),
 }
-_COMMANDS: tuple[tuple[str, ...], ...] = ()
+# The built-in model's rows are whole groups of 64.
+_COMMANDS = (("--method", "gptq"), ("--method", "awq"))
 # llama_ftype of llama.h
 _LLAMA_TYPES = {
     "Q2_K": 10,

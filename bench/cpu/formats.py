@@ -6,7 +6,8 @@ python -m bench.cpu.formats --scale 8       # an eighth of the weights and of th
 Speed: milliseconds of one core (its CPU time, the least of three rounds) for 100 million weights in matrices of
 3,072 x 768, for 1 to 256 rows. Output error: of these products, root mean square against gguf's dequantisation in
 float64, relative. KL: divergence of the built-in model's next tokens from float32 with the same weights; gguf
-requantises the model's weights to the format, and has no quantiser for the K formats.
+requantises the model's weights to the format, and has no quantiser for the K formats. Formats of groups (grouped.py)
+are rounded to nearest: in the model's 576 columns, groups of 128 are of 64.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.cpu.grouped import GROUPINGS, rounded
 from bench.lib.host import RESULTS, host
 from bench.lib.processes import ROOT
 from bench.lib.results import save
@@ -34,9 +36,9 @@ from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
 
-Name = Literal["bf16"] | BlockFormat
-FORMATS: tuple[Name, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0")
+FORMATS: tuple[str, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", *GROUPINGS)
 ROWS = (1, 8, 64, 256)
+_BLOCK_BYTES = 48  # Int8Block of int8.h
 COLUMNS, WIDTH, MATRICES = 768, 3072, 42
 # Bytes of a K block, offsets of its fp16 numbers, and their usual magnitudes for weights of about 0.02.
 K_BLOCKS: dict[str, tuple[int, dict[int, float]]] = {
@@ -46,30 +48,43 @@ K_BLOCKS: dict[str, tuple[int, dict[int, float]]] = {
 }
 
 
-def stored(name: Name, values: NDArray[np.float32], rng: np.random.Generator) -> Tensor:
+def stored(name: str, values: NDArray[np.float32], rng: np.random.Generator) -> Matrix:
     """The values in a format; random blocks in a K format, which gguf cannot quantize to."""
     if name == "bf16":
         return Tensor("bf16", values.shape, bf16_bits(values))
+    if name in GROUPINGS:
+        return rounded(name, values)
+    format_ = cast("BlockFormat", name)
     if name not in K_BLOCKS:
-        return Tensor(name, values.shape, gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()]))
+        return Tensor(format_, values.shape, gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()]))
     size, numbers = K_BLOCKS[name]
     blocks = rng.integers(0, 256, (values.size // 256, size), dtype=np.uint8)
     for at, number in numbers.items():
         blocks[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
-    return Tensor(name, values.shape, blocks.reshape(len(values), -1))
+    return Tensor(format_, values.shape, blocks.reshape(len(values), -1))
 
 
-def rows_for(kernels: Kernels, matrix: abi.PackedMatrix, values: NDArray[np.float32]) -> NDArray[Any]:
-    """Activations in the type of the matrix's kernel."""
+def rows_for(kernels: Kernels, values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.uint8]]:
+    """Activations as a kernel reads them: floats, and rounded to 8 bits."""
     given = np.ascontiguousarray(bf16_bits(values) if kernels.info.activation_bytes == 2 else values)
-    if matrix.format <= abi.PACKED["bf16"] or not kernels.info.quantized_block_bytes:
-        return given
-    blocks = np.zeros((len(values), values.shape[1] // 32 * kernels.info.quantized_block_bytes), np.uint8)
+    blocks = np.zeros((len(values), values.shape[1] // 32 * _BLOCK_BYTES), np.uint8)
     kernels.library.octavo_quantize(address(given), *values.shape, address(blocks))
-    return blocks
+    return given, blocks
 
 
-def linears(kernels: Kernels, name: Name, scale: int, rng: np.random.Generator) -> dict[str, Any]:
+def multiply(
+    kernels: Kernels,
+    team: int,
+    matrix: abi.PackedMatrix,
+    rows: tuple[NDArray[Any], NDArray[np.uint8]],
+    out: NDArray[np.float32],
+) -> None:
+    """One linear."""
+    given, blocks = rows
+    kernels.library.octavo_linear(team, matrix, address(given), address(blocks), len(out), address(out))
+
+
+def linears(kernels: Kernels, name: str, scale: int, rng: np.random.Generator) -> dict[str, Any]:
     """Bits, milliseconds for each number of rows, error."""
     team = kernels.library.octavo_team_create(1)
     packed = Packed()
@@ -79,28 +94,32 @@ def linears(kernels: Kernels, name: Name, scale: int, rng: np.random.Generator) 
     weights = WIDTH * COLUMNS * len(matrices)
     result: dict[str, Any] = {"bits": packed.size * 8 / weights, "ms": {}}
     for count in ROWS:
-        a = rows_for(kernels, matrices[0], rng.standard_normal((count, COLUMNS), np.float32))
+        activations = rows_for(kernels, rng.standard_normal((count, COLUMNS), np.float32))
         out = np.empty((count, WIDTH), np.float32)
         used = matrices if count < max(ROWS) else matrices[: len(matrices) // 4 + 1]
 
-        def run(given: NDArray[Any] = a, into: NDArray[np.float32] = out, some: list[abi.PackedMatrix] = used) -> None:
+        def run(
+            given: tuple[NDArray[Any], NDArray[np.uint8]] = activations,
+            into: NDArray[np.float32] = out,
+            some: list[abi.PackedMatrix] = used,
+        ) -> None:
             for matrix in some:
-                kernels.library.octavo_linear(team, matrix, address(given), len(into), address(into))
+                multiply(kernels, team, matrix, given, into)
 
         seconds = least(run, 3) * len(matrices) / len(used)
         result["ms"][count] = seconds * 1e3 * 1e8 / weights
     a = rng.standard_normal((64, COLUMNS), np.float32)
-    given, out = rows_for(kernels, matrices[0], a), np.empty((64, WIDTH), np.float32)
-    kernels.library.octavo_linear(team, matrices[0], address(given), 64, address(out))
+    out = np.empty((64, WIDTH), np.float32)
+    multiply(kernels, team, matrices[0], rows_for(kernels, a), out)
     exact = a.astype(np.float64) @ exact_values(name, tensor).astype(np.float64).T
     result["error"] = float(np.sqrt(((out - exact) ** 2).mean() / (exact**2).mean()))
     kernels.library.octavo_team_destroy(team)
     return result
 
 
-def exact_values(name: Name, tensor: Tensor) -> NDArray[np.float32]:
-    """Dequantize the weights with gguf's own numpy code."""
-    if name == "bf16":
+def exact_values(name: str, tensor: Matrix) -> NDArray[np.float32]:
+    """Dequantize the weights, those of GGUF with gguf's own numpy code."""
+    if name == "bf16" or not isinstance(tensor, Tensor):
         return dequantize(tensor)
     values = gguf.quants.dequantize(tensor.data, gguf.GGMLQuantizationType[name.upper()])
     return cast("NDArray[np.float32]", values.reshape(tensor.shape))
@@ -116,22 +135,23 @@ def least(run: Callable[[], None], rounds: int) -> float:
     return min(taken[1:])
 
 
-def divergence(model: LoadedModel, name: Name, scale: int) -> float | None:
+def divergence(model: LoadedModel, name: str, scale: int) -> float | None:
     """Mean KL of the model in a format to float32 with the same weights, over English text."""
     if name in K_BLOCKS:
         return None
     rng = np.random.default_rng(0)
 
-    def convert(tensor: Matrix) -> Tensor:
+    def convert(tensor: Matrix) -> Matrix:
         return stored(name, dequantize(tensor), rng)
 
     matrices = ("q", "k", "v", "o", "gate", "up", "down")
     layers = tuple(
-        dataclasses.replace(layer, **{m: convert(getattr(layer, m)) for m in matrices})
+        dataclasses.replace(layer, **cast("dict[str, Any]", {m: convert(getattr(layer, m)) for m in matrices}))
         for layer in model.weights.layers
     )
     head = convert(model.weights.lm_head)
-    weights = dataclasses.replace(model.weights, layers=layers, embedding=head, lm_head=head)
+    embedding = head if isinstance(head, Tensor) else model.weights.embedding
+    weights = dataclasses.replace(model.weights, layers=layers, embedding=embedding, lm_head=head)
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     tokens = model.text.tokenizer.encode(text).ids[: 256 // scale]
     batch = one_sequence(tokens)
@@ -177,7 +197,7 @@ def table(formats: dict[str, dict[str, Any]]) -> str:
     for name, r in formats.items():
         speeds = " | ".join(f"{ms:.1f}" for ms in r["ms"].values())
         kl = "–" if r["kl"] is None else f"{r['kl']:.1e}"
-        lines.append(f"| {name.upper()} | {r['bits']:.1f} | {speeds} | {r['error']:.4f} | {kl} |")
+        lines.append(f"| {name.upper()} | {r['bits']:.2f} | {speeds} | {r['error']:.4f} | {kl} |")
     return "\n".join(lines)
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from octavo_inference.download.inspect import look
+from octavo_inference.download.inspect import look, pinned
 from octavo_inference.download.transfer import until_terminated
-from octavo_protocol.model import ModelFailure, encode_inspection
+from octavo_protocol.model import ModelFailure, ModelReport, encode_inspection
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,8 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="folder to download the model into")
     parser.add_argument("--report", type=Path, help="where to write the result as well")
     parser.add_argument("--any-architecture", action="store_true", help="do not refuse what this version cannot serve")
+    parser.add_argument("--image", help="reference of the image that the target is in: resolve its tag to a digest")
+    parser.add_argument("--pull-secrets", type=Path, help="folder of Docker configurations, with credentials for it")
     arguments = parser.parse_args(argv)
     found = look(arguments.target, arguments.cache, any_architecture=arguments.any_architecture)
+    if arguments.image and isinstance(found, ModelReport):
+        found = pinned(found, arguments.image, arguments.pull_secrets)
     line = encode_inspection(found)
     sys.stdout.write(line.decode() + "\n")
     sys.stdout.flush()

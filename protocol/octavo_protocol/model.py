@@ -6,31 +6,74 @@ from typing import Annotated
 
 import msgspec
 
-_Word = Annotated[str, msgspec.Meta(max_length=128)]
+WORD_LIMIT = 128
+NOTICE_LIMIT = 400
+_Word = Annotated[str, msgspec.Meta(max_length=WORD_LIMIT)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 # The kubelet's limit for a termination message, in bytes.
 REPORT_LIMIT = 4096
 
 
+class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What each of `ranks` GPUs that share a model holds. Sizes are bytes.
+
+    `weights` by `engine.dtype` or `engine.quantization`; "auto" has activations of 16 bits. The other sizes are of the
+    buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
+    running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
+    names are in `fp8`; and once more if `ordered`: weights with sorted columns.
+    """
+
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
+    weights: dict[_Word, _Count]
+    kv_elements_per_token: _Count
+    token: _Count
+    token_elements: _Count
+    widest: _Count
+    row: _Count
+    fixed: _Count
+    fp8: tuple[_Word, ...] = ()
+    ordered: bool = False
+
+
+class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A model on GPUs: the numbers of GPUs that can share it, and the memory of each.
+
+    `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
+    running request; `position`: bytes for each position of the longest sequence.
+    """
+
+    head_dim: _Count
+    row_elements: _Count
+    position: _Count
+    shares: tuple[GpuShare, ...]
+
+
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):
     """A model that can be served. Fields that only a full load determines have their defaults. Sizes are bytes.
 
-    `revision`: commit of a hub model; `path`: its folder in a filled cache. `weights`: size of the weights in the
-    engine, embedding included, by `engine.dtype` or `engine.quantization`. `token_bytes` and `row_bytes`: upper bounds
-    of the engine's working memory for one token of a step, and for one running request or thread; the exact sizes
-    depend on the instruction set of the node.
+    `revision`: commit of a hub model, or digest of an image; `path`: its folder in a filled cache. `unresolved`: why
+    the tag of an image has no digest. `format`: formats of the linear layers,
+    those of most elements first; `quantized`: none of them has floats; `file_bytes`: size of the weights' files.
+    `weights`: size of the weights in the engine on a CPU, embedding included, by `engine.dtype` or
+    `engine.quantization`. `token_bytes` and `row_bytes`: upper bounds of the engine's working memory on a CPU for one
+    token of a step, and for one running request or thread; the exact sizes depend on the instruction set of the node.
     """
 
     revision: _Word = ""
     path: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    unresolved: Annotated[str, msgspec.Meta(max_length=NOTICE_LIMIT)] = ""
     architecture: _Word = ""
     parameters: _Count = 0
+    format: _Word = ""
+    quantized: bool = False
+    file_bytes: _Count = 0
     weights: dict[_Word, _Count] = {}
     kv_elements_per_token: _Count = 0
     max_length: _Count = 0
     token_bytes: _Count = 0
     row_bytes: _Count = 0
+    gpu: GpuReport | None = None
 
 
 class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure"):
@@ -38,6 +81,11 @@ class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
     reason: _Word
     message: Annotated[str, msgspec.Meta(max_length=REPORT_LIMIT)]
+
+
+def no_effect(quantization: str) -> str:
+    """Why a quantization is refused for a model whose weights are all quantized: the server's and the operator's."""
+    return f"quantization {quantization} has no effect: the checkpoint is already quantised; leave it at auto"
 
 
 def encode_inspection(found: ModelReport | ModelFailure) -> bytes:

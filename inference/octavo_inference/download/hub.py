@@ -51,10 +51,11 @@ class _Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
-class _KeepTokenHome(HTTPRedirectHandler):
+class KeepTokenHome(HTTPRedirectHandler):
     """Drops the token on redirects to other hosts: files are in storage with signed URLs."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        """The request that follows, None for none."""
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
             following.remove_header("Authorization")
@@ -69,7 +70,7 @@ class Hub:
             raise PrefetchError(f"HF_ENDPOINT: {endpoint!r} must be an http:// or https:// address")
         self._endpoint = endpoint.rstrip("/")
         self._headers = {"User-Agent": "octavo-prefetch"} | ({"Authorization": f"Bearer {token}"} if token else {})
-        self._opener: OpenerDirector = build_opener(_KeepTokenHome)
+        self._opener: OpenerDirector = build_opener(KeepTokenHome)
         self._sleep = sleep
 
     def commit(self, repo: str, revision: str) -> str:

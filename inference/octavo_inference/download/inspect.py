@@ -16,16 +16,20 @@ from pathlib import Path
 import msgspec
 
 from octavo_inference.backends.cpu.footprint import count_elements, measure
+from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
 from octavo_inference.checkpoints.quantized.described import MODELOPT_FILE, OLD_FILES
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
+from octavo_inference.download.registry import UnresolvedError, read_pull_secrets, resolve_digest
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
+from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
-from octavo_protocol.model import ModelFailure, ModelReport
+from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
@@ -47,16 +51,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
     config = text.config
     if isinstance(config, ModelConfig):
         with refusing(path):
-            size = measure(path, config)
-        return ModelReport(
-            architecture=config.architecture,
-            parameters=size.parameters,
-            weights=size.weights,
-            kv_elements_per_token=size.kv_elements,
-            max_length=config.max_positions,
-            token_bytes=size.token,
-            row_bytes=size.row,
-        )
+            return _report(read_outline(text.path, config), config)
     elements = count_elements(text.path)
     if isinstance(config, ForeignConfig) and not any_architecture:
         try:
@@ -68,6 +63,23 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
         parameters=elements,
         weights={"bfloat16": 2 * elements, "float32": 4 * elements},
         max_length=config.max_positions,
+    )
+
+
+def _report(outline: Outline, config: ModelConfig) -> ModelReport:
+    size = measure(outline.weights, config)
+    return ModelReport(
+        architecture=config.architecture,
+        parameters=outline.parameters,
+        format=format_name(outline.weights)[:WORD_LIMIT],
+        quantized=not has_floats(outline.weights),
+        file_bytes=outline.nbytes,
+        weights=size.weights,
+        kv_elements_per_token=size.kv_elements,
+        max_length=config.max_positions,
+        token_bytes=size.token,
+        row_bytes=size.row,
+        gpu=gpu_report(outline.weights, config),
     )
 
 
@@ -136,6 +148,14 @@ def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architect
 def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
+
+
+def pinned(found: ModelReport, image: str, pull_secrets: Path | None) -> ModelReport:
+    """The report on the model of an image, with the image's digest as its revision, or why there is none."""
+    try:
+        return msgspec.structs.replace(found, revision=resolve_digest(image, read_pull_secrets(pull_secrets)))
+    except UnresolvedError as error:
+        return msgspec.structs.replace(found, unresolved=str(error)[:NOTICE_LIMIT])
 
 
 def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:

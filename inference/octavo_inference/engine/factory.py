@@ -324,7 +324,7 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
 
 def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Quantization = "auto") -> int:
     """Bytes of weights that a backend holds in addition to the mapped files."""
-    from octavo_inference.backends.cpu.native.packing import packed_bytes, weight_format  # noqa: PLC0415 -- loads no kernels
+    from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, weight_format  # noqa: PLC0415 -- loads no kernels
 
     return packed_bytes(weights, "f32" if backend == "reference" else weight_format(dtype, quantization))
 

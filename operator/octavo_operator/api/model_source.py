@@ -20,6 +20,18 @@ class ModelSource:
     path: str
 
     @property
+    def tagged(self) -> bool:
+        """Whether it is an image whose reference has no digest."""
+        return self.scheme == "oci" and "@" not in self.reference
+
+    @property
+    def registry_port(self) -> int:
+        """TCP port of the registry of an image."""
+        host, slash, _ = self.reference.partition("/")
+        port = host.rpartition(":")[2]
+        return int(port) if slash and port.isdecimal() and 0 < int(port) < 1 << 16 else 443
+
+    @property
     def downloads(self) -> bool:
         """Whether the weights have to be fetched over the network."""
         return self.scheme in DOWNLOADED

@@ -82,11 +82,18 @@ class CapacityStatus(ApiBlock):
         description="estimatedMemoryBytes is the estimated memory of one replica under full load, in bytes. It is "
         "unset for replicas with GPUs, and if the model's needs are unknown.",
     )
+    estimated_gpu_memory_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="estimatedGpuMemoryBytes is the estimated memory of each GPU of one replica under full load, in "
+        "bytes. It is unset for replicas without GPUs, and if the model's needs or the memory of the GPUs are unknown.",
+    )
     estimated_kv_tokens_per_replica: int | None = Field(
         default=None,
         ge=0,
         description="estimatedKvTokensPerReplica is the estimated number of tokens in the KV cache pool of one "
-        "replica. It is unset for replicas with GPUs, and if the model's needs are unknown.",
+        "replica. With GPUs, it is that of the smallest GPU of the cluster on which a replica fits. It is unset if the "
+        "model's needs or the memory of the GPUs are unknown.",
     )
     kv_tokens_per_replica: int | None = Field(
         default=None,
@@ -109,7 +116,8 @@ class ModelStatus(ApiBlock):
         max_length=128,
         description="resolvedRevision is the revision that every replica loads. For `hf://` it is a commit, and a "
         "later change of the branch does not affect it. For `s3://` and `gs://` it is a hash of the names, sizes and "
-        "ETags of the files. It is unset for other schemes.",
+        "ETags of the files. For `oci://` it is the digest of the image, unset if its registry gives none. It is unset "
+        "for `pvc://`.",
     )
     architecture: str | None = Field(
         default=None,
@@ -121,17 +129,28 @@ class ModelStatus(ApiBlock):
         ge=0,
         description="parameters is the number of parameters of the model. It is unset if it is unknown.",
     )
+    format: str | None = Field(
+        default=None,
+        max_length=128,
+        description="format is the format of the model's linear layers, for example `bf16`, `gptq int4 g128` or "
+        "`Q4_K, Q6_K`. Of several formats, that of most parameters is first. It is unset if it is unknown.",
+    )
+    file_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="fileBytes is the size of the weights' files, in bytes. It is unset if it is unknown.",
+    )
     weights_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="weightsBytes is the memory of the weights in one replica, in bytes. It is unset if it is "
-        "unknown, as with engine.quantization fp8.",
+        description="weightsBytes is the memory of the weights in one replica, in bytes; with GPUs, the memory on "
+        "each GPU. It is unset if it is unknown.",
     )
     kv_bytes_per_token: int | None = Field(
         default=None,
         ge=0,
-        description="kvBytesPerToken is the memory of one token in the KV cache pool, in bytes. It is unset if it is "
-        "unknown, as with engine.kv.dtype fp8 and int8.",
+        description="kvBytesPerToken is the memory of one token in the KV cache pool, in bytes; with GPUs, the memory "
+        "on each GPU. It is unset if it is unknown.",
     )
     context_length: int | None = Field(
         default=None,

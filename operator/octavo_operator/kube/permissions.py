@@ -33,7 +33,7 @@ SERVED = (
     (r.EVENTS.group, r.EVENTS.plural, ("list",)),
     (r.EVENT_RECORDS.group, r.EVENT_RECORDS.plural, ("create",)),
 )
-# Cluster-wide, unless the operator is limited to namespaces: GPUs of nodes, to explain why a pod waits for one.
+# Cluster-wide, unless the operator is limited to namespaces: GPUs of nodes, for sums and explanations.
 CLUSTER = ((r.NODES.group, r.NODES.plural, ("list",)),)
 # In the operator's own namespace: the pods of the gateways, and the Lease.
 OWN = (

@@ -1,4 +1,4 @@
-"""Compares the GPUs that a pod requests with those of the nodes, to explain why no node fits."""
+"""Compares the GPUs that a pod requests with those of the nodes: which it can get, and why no node fits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from octavo_operator.api.base import Json
 from octavo_operator.api.v1alpha1 import Gpu
 from octavo_operator.observe.messages import short
+from octavo_operator.observe.node_match import may_run_on
 from octavo_operator.resources.placement import LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, least_mib
 
 # A message lists at most this many kinds of nodes.
@@ -23,6 +24,29 @@ class NodeGpus:
     count: int
     product: str
     memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The GPUs of a node on which a replica may run: product, bytes of each (0 if unknown), and how many there are."""
+
+    product: str
+    memory: int
+    count: int
+
+
+def cards(pod: Json, gpu: Gpu, nodes: Sequence[Json]) -> tuple[Card, ...]:
+    """The kinds of GPUs on the nodes that have enough of them for `pod` (fields of its spec) and on which it may run.
+
+    Memory is that of the label of the resource: a slice of a GPU has one of its own (`nvidia.com/mig-1g.5gb.memory`).
+    """
+    found = set[Card]()
+    for node in nodes:
+        has = of_node(node, gpu.resource_name)
+        if has.count >= max(1, gpu.count) and may_run_on(pod, node):
+            memory = node["metadata"].get("labels", {}).get(f"{gpu.resource_name}.memory", "")
+            found.add(Card(has.product, int(memory) << 20 if memory.isdecimal() else 0, has.count))
+    return tuple(sorted(found, key=lambda card: (card.memory, card.product, card.count)))
 
 
 def of_node(body: Json, resource: str) -> NodeGpus:

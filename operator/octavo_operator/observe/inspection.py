@@ -11,20 +11,24 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.messages import short
 from octavo_operator.observe.pods import Pod, Problem, observe_pod
-from octavo_operator.resources import model_job
+from octavo_operator.resources import model_job, source
 from octavo_protocol import names
-from octavo_protocol.model import ModelFailure, ModelReport, decode_inspection
+from octavo_protocol.model import ModelFailure, ModelReport, decode_inspection, encode_inspection
 
 UNKNOWN = ModelReport()
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """The newest pod of the Job. `message`: its last termination message; `done`: it succeeded."""
+    """The newest pod of the Job. `message`: its last termination message; `done`: it succeeded.
+
+    `digest`: of the model's image, where the kubelet reports it (feature gate ImageVolumeWithDigest).
+    """
 
     pod: Pod
     message: str = ""
     done: bool = False
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,25 @@ def observe_inspection(
         pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
         message=_final_message(newest),
         done=newest.get("status", {}).get("phase") == "Succeeded",
+        digest=_image_digest(newest),
     )
 
 
-def _final_message(body: Json) -> str:
+def _container(body: Json) -> Json:
     statuses = body.get("status", {}).get("containerStatuses", [])
-    container: Json = next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
+    return next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
+
+
+def _image_digest(body: Json) -> str:
+    mounts = _container(body).get("volumeMounts") or []
+    status: Json = next((mount.get("volumeStatus") or {} for mount in mounts if mount["name"] == source.VOLUME), {})
+    # An identity without a repository cannot be pulled.
+    _, _, digest = (status.get("image") or {}).get("imageRef", "").partition("@")
+    return str(digest)
+
+
+def _final_message(body: Json) -> str:
+    container = _container(body)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     message: str = ended.get("message", "")
     return message
@@ -100,7 +117,7 @@ def resolve(
         refused = next(iter(inspection_problems), None)
         return InspectionFailed(refused.reason, refused.message) if refused else Pending()
     if inspection.done:
-        return _resolved(inspection.message)
+        return _resolved(inspection.message, inspection.digest if owner.source.tagged else "")
     return _failed(owner, inspection)
 
 
@@ -130,8 +147,13 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
     return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {message}"))
 
 
-def _resolved(report: str) -> Resolved:
+def _resolved(report: str, digest: str = "") -> Resolved:
+    """`digest`: of the image that was inspected, which is more certain than the registry's answer to its tag."""
     found = _read(report)
+    if digest:
+        known = found if isinstance(found, ModelReport) else UNKNOWN
+        found = msgspec.structs.replace(known, revision=digest, unresolved="")
+        report = encode_inspection(found).decode()
     return Resolved(report, found) if isinstance(found, ModelReport) else Resolved("", UNKNOWN)
 
 

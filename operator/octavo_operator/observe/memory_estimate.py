@@ -1,4 +1,4 @@
-"""Estimates a replica's memory from the model inspection, before a server runs.
+"""Estimates the memory of a replica without GPUs from the model inspection, before a server runs.
 
 Same arithmetic as `octavo_inference.core.kv_cache_sizing.fit` and its memory plan for the CPU backend; a test compares
 the two. Working memory depends on the node's instruction set: the estimate takes the largest.
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.resources.config import quantity, threads
+from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_protocol.model import ModelReport
 
@@ -54,15 +54,13 @@ class Estimate:
         return self.kv // self.block * self.block_size
 
 
-def kv_element_bytes(dtype: str) -> int:
-    """Bytes of one K or V element, by `engine.dtype`."""
-    return 4 if dtype == "float32" else 2
+def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
+    """Bytes of one token in the KV cache pool, None if they are unknown."""
+    return found.kv_elements_per_token * (4 if settings.dtype == "float32" else 2) or None
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
-    """Bytes of the weights on a CPU, and on a GPU without quantization; None if they are unknown."""
-    if settings.quantization == "fp8":
-        return None
+    """Bytes of the weights on a CPU, None if they are unknown."""
     return found.weights.get(settings.dtype if settings.quantization == "auto" else settings.quantization)
 
 
@@ -70,17 +68,16 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     """The estimate for a replica with this memory limit; None where only the server can tell."""
     settings = spec.engine.settings
     if spec.resources.gpu.count:
-        # Weights and KV are on the GPU, whose free memory is known only when the server starts.
-        return None
-    weights = weight_bytes(settings, found)
+        return None  # weights and KV are on the GPU (`gpu_memory`)
+    weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
-    if not (weights and found.kv_elements_per_token and found.max_length) or given & set(_SIZING):
+    if not (weights and token and found.max_length) or given & set(_SIZING):
         return None
     limit = int(quantity(memory))
     profile = PROFILES[settings.profile]
     running = settings.max_running_requests or profile.max_running_requests
     block_size = settings.block_size or _BLOCK_SIZE
-    block = found.kv_elements_per_token * kv_element_bytes(settings.dtype) * block_size
+    block = token * block_size
     length = min(settings.max_model_len or found.max_length, found.max_length)
     kv = _pool(settings, limit, running * math.ceil(length / block_size) * block) // block * block
     if settings.max_model_len is None:
@@ -123,36 +120,36 @@ def refusal(spec: Spec, found: Estimate) -> str:
     if found.sequence <= found.kv or settings.max_model_len is None:
         return ""
     share = "a quarter" if settings.kv_memory_percent is None else f"{settings.kv_memory_percent} %"
-    ways = [f"set spec.engine.kv.memory to {_mib(found.sequence)} or more{_in_place(settings)}"]
+    ways = [f"set spec.engine.kv.memory to {mib(found.sequence)} or more{_in_place(settings)}"]
     if found.kv_tokens >= 16:
         ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
     pool = "spec.engine.kv.memory" if settings.kv_memory else f"{share} of what spec.resources.memory leaves"
     return (
-        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {_mib(found.sequence)}, and "
-        f"the pool has {_mib(found.kv)} ({pool}); {', or '.join(ways)}"
+        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {mib(found.sequence)}, and "
+        f"the pool has {mib(found.kv)} ({pool}); {', or '.join(ways)}"
     )
 
 
 def _too_little(spec: Spec, found: Estimate) -> str:
     settings = spec.engine.settings
     rest, length_given = found.total - found.kv, settings.max_model_len is not None
-    ways = [f"set at least {_mib(found.total)}"]
+    ways = [f"set at least {mib(found.total)}"]
     room = (found.limit - rest) // found.block * found.block
     if room >= max(2 * found.block, found.sequence if length_given else 0):
-        ways.append(f"lower spec.engine.kv.memory to {_mib(room, up=False)}{_in_place(settings)}")
+        ways.append(f"lower spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}")
     elif room >= 2 * found.block and length_given:
         tokens = room // found.block * found.block_size
-        pool = f"spec.engine.kv.memory to {_mib(room, up=False)}{_in_place(settings)}"
+        pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
     parts = [
-        f"the weights take {_mib(found.weights)}",
-        f"the KV pool {_mib(found.kv)} (one sequence of {found.length} tokens takes {_mib(found.sequence)})",
-        f"working memory {_mib(found.activations)}",
-        *([f"swapped KV {_mib(found.swap)}"] if found.swap else []),
-        f"the processes {_mib(PROCESSES)}",
+        f"the weights take {mib(found.weights)}",
+        f"the KV pool {mib(found.kv)} (one sequence of {found.length} tokens takes {mib(found.sequence)})",
+        f"working memory {mib(found.activations)}",
+        *([f"swapped KV {mib(found.swap)}"] if found.swap else []),
+        f"the processes {mib(PROCESSES)}",
     ]
     return (
-        f"spec.resources.memory: {_mib(found.limit)} is too little: {', '.join(parts)}, {_mib(found.total)} in all; "
+        f"spec.resources.memory: {mib(found.limit)} is too little: {', '.join(parts)}, {mib(found.total)} in all; "
         f"{', or '.join(ways)}"
     )
 
@@ -160,9 +157,3 @@ def _too_little(spec: Spec, found: Estimate) -> str:
 def _in_place(settings: EngineSettings) -> str:
     """The API takes one of memory and memoryPercent."""
     return " in place of memoryPercent" if settings.kv_memory_percent else ""
-
-
-def _mib(size: int, *, up: bool = True) -> str:
-    """A size as text for the spec, rounded up, or down if `up` is false."""
-    whole, odd = divmod(size, 1 << 20)
-    return f"{whole + (1 if up and odd else 0)}Mi"

@@ -9,8 +9,9 @@ from typing import Any
 
 from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.observe import memory_estimate
 from octavo_operator.observe.diagnosis import HOPELESS
+from octavo_operator.observe.fit import MemoryFit, expected, refusal
+from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, Resolved, resolve, waiting
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.resources import cache, config, model_job, protection, revision, services
@@ -28,6 +29,7 @@ from octavo_protocol import names
 ANNOTATION_APPLIED = f"{names.API_GROUP}/applied"
 ChildId = tuple[str, str]
 EVENTS_SECONDS = 15.0
+CARDS_SECONDS = 60.0
 _LIST_KEYS = ("name", "mountPath", "uid")
 _QUANTITY = re.compile(QUANTITY)
 
@@ -37,7 +39,8 @@ class Observed:
     """Observed state: children by (kind, name), pods, and the autoscaler's latest load and decision.
 
     `versions`: resource versions of all objects that were read, by uid. `inspection_problems`: why the model inspection
-    Job has no pod. `refused`: the API server's message when it refused the actions planned for this state.
+    Job has no pod. `refused`: the API server's message when it refused the actions planned for this state. `cards`:
+    GPUs of the nodes on which the pods may run; None if they are unknown.
     """
 
     children: Mapping[ChildId, Json] = field(default_factory=dict)
@@ -49,6 +52,7 @@ class Observed:
     load: Load | None = None
     scaling: Scaling | None = None
     refused: str = ""
+    cards: tuple[Card, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +118,13 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
     model = _model(owner, revisions, observed)
-    estimate, too_large = None, ""
+    fit, unfit = MemoryFit(), None
     if isinstance(model, Resolved):
         update = revisions.get(owner.revision) or _new_revision(owner, installation, settings, revisions, model)
-        estimate = memory_estimate.estimate(owner.spec, deployments.memory_limit(update.template), model.found)
-        too_large = (
-            memory_estimate.refusal(owner.spec, estimate) if estimate and owner.revision not in revisions else ""
-        )
+        fit = expected(owner.spec, deployments.memory_limit(update.template), model.found, observed.cards)
+        unfit = None if owner.revision in revisions else refusal(owner.spec, model.found, fit)
         # A recorded revision keeps running even if the spec is refused; a new revision is not created then.
-        if owner.revision in revisions or not (too_large or owner.refusal):
+        if owner.revision in revisions or not (unfit or owner.refusal):
             revisions[owner.revision] = update
     inputs = RolloutInput(
         wanted=owner.revision,
@@ -146,8 +148,8 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         current_revision=_newest_served(rollout.revisions.values()),
         inspection=observed.inspection,
         model=model,
-        estimate=estimate,
-        too_large=too_large,
+        fit=fit,
+        unfit=unfit,
         conflict=_conflicts(owner, rollout, observed.children),
         refused=observed.refused,
     )
@@ -158,8 +160,10 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     rolls_to = rollout.stable.name if rollout.stable else owner.revision
     step = scale(current, rollout.replicas, inputs.stable_pods, rolls_to, work, now)
     canary_scale = _scale_canary(rollout, inputs, work, now)
-    actions = _actions(owner, installation, observed, rollout, (step, canary_scale), status, too_large=bool(too_large))
-    wait = _soonest(step.wait, canary_scale.wait, rollout.wait, _patience(observed))
+    actions = _actions(owner, installation, observed, rollout, (step, canary_scale), status, unfit=unfit is not None)
+    # Nodes are not watched, and another GPU may make room.
+    another_card = CARDS_SECONDS if unfit and fit.gpu else None
+    wait = _soonest(step.wait, canary_scale.wait, rollout.wait, _patience(observed), another_card)
     # In mode Builtin the canary's replicas are part of the autoscaler's number: it must not replace them.
     return Plan(tuple(actions), status, step.replicas + target - rollout.replicas, wait)
 
@@ -252,9 +256,9 @@ def _actions(
     steps: tuple[Scale, Scale],
     status: Json,
     *,
-    too_large: bool,
+    unfit: bool,
 ) -> list[Action]:
-    """`steps`: scaling of the Deployment and of the canary. `too_large`: the model does not fit, so no pods."""
+    """`steps`: scaling of the Deployment and of the canary. `unfit`: the model and the spec do not fit, so no pods."""
     cold_start = status.get("capacity", {}).get("coldStartSeconds")
     # ControllerRevisions first: after an interruption the next pass continues from what they record.
     bodies = [revision.controller_revision(owner, known) for known in rollout.revisions.values()]
@@ -264,9 +268,10 @@ def _actions(
         bodies += [protection.network_policy(owner, installation), protection.inspection_policy(owner)]
     if owner.spec.availability.pod_disruption_budget:
         bodies.append(protection.disruption_budget(owner))
-    wanted_now = not (too_large or owner.refusal)
+    wanted_now = not (unfit or owner.refusal)
     if owner.revision not in rollout.revisions and (observed.inspection or wanted_now):
-        bodies.append(model_job.job(owner, installation, _pinned(owner)))
+        secrets = model_job.pull_secrets(observed.children.get(("ServiceAccount", owner.name)))
+        bodies.append(model_job.job(owner, installation, _pinned(owner), secrets))
     if claim := cache.claim(owner):
         bodies.append(claim)
     bodies += _serving(owner, observed, rollout, steps, cold_start, stuck(status, observed.pods))

@@ -105,7 +105,8 @@ class Reconciler:
             # Thousands of decisions must not block the renewal of the Lease and the watches.
             await asyncio.sleep(0)
             try:
-                observed, decided = self._decide(owner, from_lists(owner, together[key]), self._clock())
+                seen = await self._with_gpus(owner, from_lists(owner, together[key]))
+                observed, decided = self._decide(owner, seen, self._clock())
             except Exception:
                 # Give it a pass of its own, which fails alone and is retried.
                 logger.exception("no decision", extra={"key": str(key)})
@@ -120,6 +121,9 @@ class Reconciler:
     def _owner(self, body: Json) -> LLMDeployment:
         """The resource as this installation understands it. Raises `InvalidSpecError`."""
         return completed(parse(body), self._installation.profiles)
+
+    async def _with_gpus(self, owner: LLMDeployment, observed: Observed) -> Observed:
+        return observed if self._nodes is None else await self._nodes.look(owner, observed)
 
     def _decide(self, owner: LLMDeployment, observed: Observed, now: float) -> tuple[Observed, Plan]:
         observed = replace(observed, load=self._autoscaler.load(owner.key), scaling=self._autoscaler.scaling(owner.key))
@@ -155,9 +159,7 @@ class Reconciler:
         if owner.deleting:
             return None
         now = self._clock()
-        seen = await observe(self._client, owner, now)
-        if self._nodes is not None:
-            seen = await self._nodes.explain(owner, seen)
+        seen = await self._with_gpus(owner, await observe(self._client, owner, now))
         observed, decided = self._decide(owner, seen, now)
         _log(key, decided)
         try:

@@ -35,9 +35,9 @@ def is_ours(owner: LLMDeployment, body: Json) -> bool:
     return same and all(ref.get("uid") == owner.uid for ref in owners)
 
 
-def volume(owner: LLMDeployment, *, read_only: bool) -> Json:
-    """The pod volume `model`."""
+def volume(owner: LLMDeployment, *, read_only: bool, revision: str = "") -> Json:
+    """The pod volume `model`, of an image at its digest `revision` if there is one."""
     if not owner.cache_claim:
-        return source.volume(owner.source)
+        return source.volume(owner.source, revision)
     reference = {"claimName": owner.cache_claim, **({"readOnly": True} if read_only else {})}
     return {"name": source.VOLUME, "persistentVolumeClaim": reference}

@@ -34,6 +34,12 @@ def quantity(text: str) -> Decimal:
     return Decimal(number) * _SUFFIXES[text[len(number) :]]
 
 
+def mib(size: int, *, up: bool = True) -> str:
+    """A size in bytes as a quantity for a spec, rounded up, or down if `up` is false."""
+    whole, odd = divmod(size, 1 << 20)
+    return f"{whole + (1 if up and odd else 0)}Mi"
+
+
 def threads(spec: Spec) -> int:
     """Threads of a CPU replica: `engine.threads`, else the CPU request.
 

@@ -119,7 +119,7 @@ def pod_template(
         "securityContext": POD_SECURITY,
         "containers": [_server(owner, image, found.path)],
         "volumes": [
-            cache.volume(owner, read_only=True),
+            cache.volume(owner, read_only=True, revision=found.revision),
             {"name": "config", "configMap": {"name": config_map}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
             *config.template_volumes(spec),

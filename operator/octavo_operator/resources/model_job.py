@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import MOUNT
@@ -18,6 +19,7 @@ ANNOTATION_MODEL = f"{names.API_GROUP}/model"
 # The kubelet restarts the container after 10 s, 20 s … 5 min, as long as the spec names this model. A Job that gave up
 # would not notice that a token, a repository or a network was fixed.
 _RETRIES = 1_000_000
+_PULL_SECRETS = "/pull-secrets"
 # The fields that restrict the nodes of a pod; affinity between server pods and their resource claims do not apply.
 _PLACED = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName")
 
@@ -42,9 +44,10 @@ def job_labels(owner: LLMDeployment) -> dict[str, str]:
     return labels(owner) | {names.LABEL_COMPONENT: COMPONENT}
 
 
-def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
+def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secrets: Sequence[str] = ()) -> Json:
     """The Job. `pinned` is the model revision resolved earlier, or an empty string.
 
+    It resolves the tag of an image with the credentials in `pull_secrets`, names of Secrets.
     It runs the installation's image even if `spec.engine.image` is set: only that image is known to contain the
     program. So with another image the Job accepts any architecture, and the server has to check it.
     """
@@ -59,7 +62,13 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
     if claim or not model.downloads:
         writes = {} if claim else {"readOnly": True}
         mounts.append({"name": source.VOLUME, "mountPath": MOUNT, **writes})
-        volumes.append(cache.volume(owner, read_only=False))
+        volumes.append(cache.volume(owner, read_only=False, revision=pinned))
+    if model.scheme == "oci":
+        command += ["--image", source.image(model, pinned)]
+    if model.tagged and not pinned and pull_secrets:
+        command += ["--pull-secrets", _PULL_SECRETS]
+        mounts.append({"name": "pull-secrets", "mountPath": _PULL_SECRETS, "readOnly": True})
+        volumes.append({"name": "pull-secrets", "projected": {"sources": list(map(_pull_secret, pull_secrets))}})
     container: Json = {
         "name": CONTAINER,
         "image": installation.server_cpu_image,
@@ -94,6 +103,17 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str) -> Json:
         "template": {"metadata": {"labels": job_labels(owner)}, "spec": pod},
     }
     return body
+
+
+def pull_secrets(service_account: Json | None) -> list[str]:
+    """Names of the pull secrets that a user gave the pods' ServiceAccount."""
+    return [entry["name"] for entry in (service_account or {}).get("imagePullSecrets") or [] if entry.get("name")]
+
+
+def _pull_secret(name: str) -> Json:
+    items = [{"key": ".dockerconfigjson", "path": f"{name}.json"}]
+    # The kubelet pulls without a Secret that does not exist, and so does the resolution.
+    return {"secret": {"name": name, "items": items, "optional": True}}
 
 
 def record(owner: LLMDeployment, report: str) -> str:

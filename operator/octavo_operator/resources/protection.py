@@ -37,7 +37,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": [] if owner.cache_claim else _egress_to_model(owner),
+        "egress": _egress_to_model(owner) if owner.source.downloads and not owner.cache_claim else [],
     }
     return body
 
@@ -48,33 +48,31 @@ def inspection_policy_name(owner: LLMDeployment) -> str:
 
 
 def inspection_policy(owner: LLMDeployment) -> Json:
-    """No ingress; egress only to the model source."""
+    """No ingress; egress only to the model source, or to the registry that resolves a tag."""
     body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", inspection_policy_name(owner))
     selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
     body["spec"] = {
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _egress_to_model(owner),
+        "egress": _egress_to_model(owner) if owner.source.downloads or owner.source.tagged else [],
     }
     return body
 
 
 def _egress_to_model(owner: LLMDeployment) -> list[Json]:
-    """DNS, and the port of hub or bucket on any address except clouds' metadata services, which hold credentials."""
-    if not owner.source.downloads:
-        return []
+    """DNS, and the ports of the source on any address except clouds' metadata services, which hold credentials."""
     anywhere: list[Json] = [
         {"namespaceSelector": {}},
         {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
         {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fe80::/10"]}},
     ]
-    port = source.download_port(owner)
+    ports = [_port(port) for port in source.download_ports(owner)]
     return [
         # Port 53 for name servers outside the cluster; cluster DNS pods may listen on another port.
         {"ports": [_port(53, "UDP"), _port(53)]},
         {"to": [_CLUSTER_DNS]},
-        {"to": anywhere, "ports": [_port(port)]},
+        {"to": anywhere, "ports": ports},
     ]
 
 

@@ -50,13 +50,18 @@ CREDENTIALS = {
 }
 
 
-def volume(source: ModelSource) -> Json:
-    """The pod volume `model`."""
+def volume(source: ModelSource, revision: str = "") -> Json:
+    """The pod volume `model`. An image is that of the digest `revision`, if there is one."""
     if source.scheme == "oci":
-        return {"name": VOLUME, "image": {"reference": source.reference}}
+        return {"name": VOLUME, "image": {"reference": image(source, revision)}}
     if source.scheme == "pvc":
         return {"name": VOLUME, "persistentVolumeClaim": {"claimName": source.reference, "readOnly": True}}
     return {"name": VOLUME, "emptyDir": {}}
+
+
+def image(source: ModelSource, revision: str) -> str:
+    """The reference of a model's image, at the digest `revision` if there is one: a tag may move."""
+    return f"{source.reference}@{revision}" if revision and source.tagged else source.reference
 
 
 def env_entries(env: tuple[Env, ...]) -> list[Json]:
@@ -70,13 +75,13 @@ def pinned(model: ModelSpec, revision: str | None) -> str:
 
 
 def download_env(owner: LLMDeployment) -> list[Json]:
-    """Variables of a container that downloads: endpoint, proxy and credentials. Empty for models without download."""
+    """Variables of a container that downloads or resolves a tag: endpoint, proxy and credentials; empty for others."""
     source, model, env = owner.source, owner.spec.model, owner.spec.engine.env
-    if not source.downloads:
+    if not (source.downloads or source.tagged):
         return []
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
     if model.credentials_secret_ref is not None:
-        for given in CREDENTIALS[source.scheme]:
+        for given in CREDENTIALS.get(source.scheme, ()):
             reference: Json = {"name": model.credentials_secret_ref.name, "key": given.key}
             if given.optional:
                 reference["optional"] = True
@@ -105,11 +110,16 @@ def prefetch(owner: LLMDeployment, image: str, revision: str) -> Json:
     }
 
 
-def download_port(owner: LLMDeployment) -> int:
-    """TCP port of the hub or bucket: 443 unless the endpoint variable sets another."""
+def download_ports(owner: LLMDeployment) -> list[int]:
+    """TCP ports of the model's source: 443 unless the endpoint variable sets another.
+
+    A registry with a port of its own may send to 443 for a token.
+    """
+    if owner.source.scheme == "oci":
+        return sorted({owner.source.registry_port, 443})
     variable = ENDPOINTS[owner.source.scheme]
     endpoint = next(
         (entry.value for entry in owner.spec.engine.env if entry.name == variable and entry.value), "https://default"
     )
     parts = urlsplit(endpoint)
-    return parts.port or (80 if parts.scheme == "http" else 443)
+    return [parts.port or (80 if parts.scheme == "http" else 443)]

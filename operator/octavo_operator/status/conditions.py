@@ -197,8 +197,8 @@ def _spec_valid(view: StatusInput) -> ConditionState:
         return ConditionState("False", refusal.reason, f"{refusal.message}; existing replicas keep running")
     if view.refused:
         return ConditionState("False", "ApplyRefused", f"the API server rejects an object of the spec: {view.refused}")
-    if view.too_large:
-        return ConditionState("False", "ModelTooLarge", view.too_large)
+    if view.unfit:
+        return ConditionState("False", view.unfit.reason, view.unfit.message)
     return ConditionState("True", "Valid", "the spec is valid")
 
 
@@ -211,7 +211,15 @@ def _model_resolved(view: StatusInput, before: Condition | None) -> ConditionSta
     if isinstance(view.model, Pending):
         return ConditionState("Unknown", "ResolvingModel", _inspecting(view))
     if view.model is not None and view.model.found.architecture:
-        return ConditionState("True", "Resolved", _resolved(view.owner.spec.model.uri, view.model.found))
+        text = _resolved(view.owner.spec.model.uri, view.model.found)
+        if cause := view.model.found.unresolved:
+            return ConditionState(
+                "True",
+                "TagUnresolved",
+                f"{text}; its tag has no digest, so replicas may load different images: {cause}; use a reference with "
+                "a digest (NAME@sha256:…), or imagePullSecrets of the ServiceAccount with the resource's name",
+            )
+        return ConditionState("True", "Resolved", text)
     current = [pod for pod in view.active if pod.revision == view.owner.revision]
     if any(pod.loaded for pod in current):
         return ConditionState("True", "Loaded", f"{view.owner.spec.model.uri} is on the node of a replica")

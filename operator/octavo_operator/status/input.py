@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from octavo_operator.api.base import Json
-from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.resource import LLMDeployment, SpecRefusal
 from octavo_operator.observe.canary_analysis import AnalysisSample
 from octavo_operator.observe.diagnosis import REASONS, creation_problems
+from octavo_operator.observe.fit import MemoryFit
 from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, problems
-from octavo_operator.observe.memory_estimate import Estimate
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.rollout.plan import Progress
 
@@ -60,7 +60,10 @@ class Scaling:
 
 @dataclass(frozen=True, slots=True)
 class StatusInput:
-    """The complete input of the status. `model` is None for pods that were created without model inspection."""
+    """The complete input of the status. `model` is None for pods that were created without model inspection.
+
+    `unfit`: why no pods are created for the model and this spec.
+    """
 
     owner: LLMDeployment
     pods: tuple[Pod, ...]
@@ -75,8 +78,8 @@ class StatusInput:
     refused: str = ""
     inspection: Inspection | None = None
     model: Model | None = None
-    estimate: Estimate | None = None
-    too_large: str = ""
+    fit: MemoryFit = MemoryFit()  # noqa: RUF009 - frozen
+    unfit: SpecRefusal | None = None
 
     @property
     def active(self) -> list[Pod]:

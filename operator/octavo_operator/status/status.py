@@ -15,9 +15,10 @@ from octavo_operator.api.v1alpha1_status import (
     PodFailure,
     ScalingEvent,
 )
+from octavo_operator.observe import gpu_memory, memory_estimate
 from octavo_operator.observe.diagnosis import Problem
+from octavo_operator.observe.fit import MemoryFit
 from octavo_operator.observe.inspection import Resolved
-from octavo_operator.observe.memory_estimate import Estimate, kv_element_bytes, weight_bytes
 from octavo_operator.observe.messages import short
 from octavo_operator.resources import model_job
 from octavo_operator.resources.common import selector
@@ -51,7 +52,7 @@ def next_status(view: StatusInput, now: float) -> Json:
         url=view.url,
         load=_load(previous.load, view.load, now),
         model=_model(previous.model, view),
-        capacity=_capacity(previous.capacity, view.load, view.estimate),
+        capacity=_capacity(previous.capacity, view.load, view.fit),
         autoscaling=_autoscaling(previous.autoscaling, view),
         failures=_failures(previous.failures, view.problems[:FAILURES]),
         conditions=conditions(view, previous.conditions, now),
@@ -136,12 +137,13 @@ def _load(previous: LoadStatus | None, load: Load | None, now: float) -> LoadSta
     return fresh if moved and due else previous
 
 
-def _capacity(previous: CapacityStatus | None, load: Load | None, estimate: Estimate | None) -> CapacityStatus | None:
+def _capacity(previous: CapacityStatus | None, load: Load | None, fit: MemoryFit) -> CapacityStatus | None:
     """The latest measured capacity, else that of the previous status; plus the estimate."""
     before, now = previous or CapacityStatus(), load or Load()
     capacity = CapacityStatus(
-        estimated_kv_tokens_per_replica=estimate.kv_tokens if estimate else None,
-        estimated_memory_bytes=estimate.total if estimate else None,
+        estimated_kv_tokens_per_replica=fit.kv_tokens,
+        estimated_memory_bytes=fit.memory.total if fit.memory else None,
+        estimated_gpu_memory_bytes=fit.gpu.total if fit.gpu else None,
         cold_start_seconds=before.cold_start_seconds if now.cold_start is None else now.cold_start,
         kv_tokens_per_replica=before.kv_tokens_per_replica if now.kv_tokens is None else now.kv_tokens,
     )
@@ -154,14 +156,16 @@ def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | Non
     if not isinstance(view.model, Resolved):
         return previous if previous and previous.identity == identity else None
     found, engine = view.model.found, view.owner.spec.engine.settings
-    kv_bytes = found.kv_elements_per_token * kv_element_bytes(engine.dtype) if engine.kv_dtype == "auto" else 0
+    where = gpu_memory if view.owner.spec.resources.gpu.count else memory_estimate
     return ModelStatus(
         identity=identity,
         resolved_revision=found.revision or None,
         architecture=found.architecture or None,
         parameters=found.parameters or None,
-        weights_bytes=weight_bytes(engine, found),
-        kv_bytes_per_token=kv_bytes or None,
+        format=found.format or None,
+        file_bytes=found.file_bytes or None,
+        weights_bytes=where.weight_bytes(engine, found),
+        kv_bytes_per_token=where.kv_bytes(engine, found),
         context_length=found.max_length or None,
     )
 

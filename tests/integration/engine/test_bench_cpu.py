@@ -66,4 +66,6 @@ def test_formats_are_compared(tmp_path: Path) -> None:
     assert formats["q4_1"]["bits"] == 5
     assert 0.001 < formats["q4_k"]["error"] < 0.02
     assert formats["q8_0"]["kl"] < 0.05
-    assert "| Q6_K | 8.0 |" in printed
+    assert "| Q6_K | 7.50 |" in printed
+    assert formats["fp8 rows"]["error"] < 0.01
+    assert 4.5 < formats["nvfp4"]["bits"] < 5.1

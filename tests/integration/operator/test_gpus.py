@@ -15,6 +15,7 @@ from octavo_operator.metrics.process import OperatorMetrics
 from octavo_operator.reconcile.nodes import NodeGpuReader
 from octavo_operator.reconcile.reconciler import Reconciler
 from octavo_operator.resources.common import Installation
+from octavo_protocol.model import GpuReport, GpuShare, ModelReport, encode_inspection
 
 from .jobs import finish_jobs
 
@@ -128,3 +129,72 @@ async def test_the_servers_last_sentence_reaches_the_resource(
     for kind in ("Ready", "Degraded"):
         assert found[kind]["reason"] == reason
         assert sentence in found[kind]["message"]
+
+
+def report(**changes: Any) -> str:
+    """What the Job says of a model of 16 GiB."""
+    sizes = {"kv_elements_per_token": 65_536, "token": 16_800, "token_elements": 64_000, "widest": 14_336}
+    bf16 = 16 << 30
+    weights = {"auto": bf16, "bfloat16": bf16, "float32": 2 * bf16, "fp8": 9 << 30}
+    share = GpuShare(ranks=1, weights=weights, row=1_400_000, fixed=17_000_000, **sizes)
+    gpu = GpuReport(head_dim=128, row_elements=4096, position=512, shares=(share,))
+    found = {"architecture": "llama", "format": "bf16", "file_bytes": bf16, "max_length": 131_072, "gpu": gpu}
+    return encode_inspection(ModelReport(**{**found, **changes})).decode()
+
+
+@pytest.fixture
+async def small_node(kube: KubeClient, namespace: str) -> AsyncIterator[None]:
+    """A node with a card of 15 GiB, in a zone that no other test has."""
+    labels = {"nvidia.com/gpu.product": "Tesla-T4", "nvidia.com/gpu.memory": "15360", "zone": namespace}
+    has = {"nvidia.com/gpu": "1", "cpu": "8"}
+    head = {"name": f"{namespace}-t4", "labels": labels}
+    body = {"apiVersion": "v1", "kind": "Node", "metadata": head, "status": {"capacity": has, "allocatable": has}}
+    made = await kube._call("POST", NODES.path(None), body=body)
+    yield
+    await kube._call("DELETE", NODES.path(None, made["metadata"]["name"]))
+
+
+async def resolved(kube: KubeClient, reconciler: Reconciler, body: Json, found: str) -> Json:
+    """The resource after a pass that has the Job's report."""
+    key = Key(body["metadata"]["namespace"], body["metadata"]["name"])
+    await kube.apply(LLMDEPLOYMENTS, body)
+    await reconciler.reconcile(key)
+    await finish_jobs(kube, key.namespace, found)
+    await reconciler.reconcile(key)
+    seen = await kube.get(LLMDEPLOYMENTS, key.namespace, key.name)
+    assert seen is not None
+    return seen
+
+
+@pytest.mark.usefixtures("small_node")
+async def test_a_model_that_fits_no_gpu_of_the_cluster_gets_no_pods(
+    kube: KubeClient, llmd: Callable[..., Json], namespace: str, reconciler: Reconciler
+) -> None:
+    key, spec = Key(namespace, "tiny"), {"resources": {"gpu": {"count": 1}}}
+    spec["scheduling"] = {"nodeSelector": {"zone": namespace}}
+    await resolved(kube, reconciler, llmd(**spec), report())
+    found = await conditions(kube, key)
+    for kind in ("Ready", "SpecValid"):
+        assert (found[kind]["status"], found[kind]["reason"]) == ("False", "ModelTooLarge")
+        assert "Tesla-T4 with 15360Mi is too small: the weights take 16384Mi (bf16)" in found[kind]["message"]
+        assert "or set spec.engine.quantization to fp8" in found[kind]["message"]
+    assert await kube.get(DEPLOYMENTS, namespace, "tiny") is None
+    # The way out that the message names.
+    smaller = {**spec, "engine": {"quantization": "fp8"}}
+    status = (await resolved(kube, reconciler, llmd(**smaller), report()))["status"]
+    assert await kube.get(DEPLOYMENTS, namespace, "tiny") is not None
+    assert (status["model"]["format"], status["model"]["fileBytes"]) == ("bf16", 16 << 30)
+    assert status["model"]["weightsBytes"] == 9 << 30
+    assert 20_000 < status["capacity"]["estimatedKvTokensPerReplica"] < 40_000
+    assert status["capacity"]["estimatedGpuMemoryBytes"] <= 15360 << 20
+
+
+async def test_a_quantization_that_the_server_would_refuse_makes_no_pods(
+    kube: KubeClient, llmd: Callable[..., Json], namespace: str, reconciler: Reconciler
+) -> None:
+    spec = {"resources": {"gpu": {"count": 1}}, "engine": {"quantization": "fp8"}}
+    await resolved(kube, reconciler, llmd(**spec), report(format="awq int4 g128", quantized=True))
+    said = (await conditions(kube, Key(namespace, "tiny")))["SpecValid"]
+    assert (said["status"], said["reason"]) == ("False", "QuantizationConflict")
+    assert "quantization fp8 has no effect: the checkpoint is already quantised; leave it at auto" in said["message"]
+    assert await kube.get(DEPLOYMENTS, namespace, "tiny") is None

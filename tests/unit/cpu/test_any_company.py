@@ -50,7 +50,7 @@ def test_a_row_of_a_quantised_linear(
     def product(rows: Float32) -> Float32:
         blocks = round_rows(kernels, rows)
         out = np.empty((len(rows), matrix.rows), np.float32)
-        kernels.library.octavo_linear(team, matrix, address(blocks), len(rows), address(out))
+        kernels.library.octavo_linear(team, matrix, address(blocks), address(blocks), len(rows), address(out))
         return out
 
     alone = np.concatenate([product(a[i : i + 1]) for i in range(most)])

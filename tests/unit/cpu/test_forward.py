@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.backend import CpuBackend, kv_element_bytes
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.backends.cpu.native.packing import packed_bytes
+from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.core.logit_rules import bitmask

@@ -28,7 +28,7 @@ def linear(kernels: Kernels, team: int, matrix: abi.PackedMatrix, a: Float32) ->
     native = matrix.format == abi.FORMATS["bf16"] and kernels.info.activation_bytes == 2
     given = np.ascontiguousarray(bf16_bits(a) if native else a)
     out = np.full((len(a), matrix.rows), np.nan, np.float32)
-    kernels.library.octavo_linear(team, matrix, address(given), len(a), address(out))
+    kernels.library.octavo_linear(team, matrix, address(given), None, len(a), address(out))
     return out
 
 

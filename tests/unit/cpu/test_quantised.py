@@ -11,15 +11,16 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.backends.cpu.native.packing import BITS, Packed, Packer, address, packed_format
+from octavo_inference.backends.cpu.native.packed_formats import Layout, WeightFormat, packed_parts
+from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
 from octavo_inference.models.ggml_dequant import BlockFormat
-from octavo_inference.models.weights import Tensor, bf16_bits, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
 
 from .test_linear import Float32, stored
 
 # Bytes of a block, elements of it, where its fp16 numbers stand, and the packed format that keeps it.
 BLOCKS: dict[BlockFormat, tuple[int, int, tuple[int, ...], abi.PackedFormat]] = {
-    "q4_0": (18, 32, (0,), "int4"),
+    "q4_0": (18, 32, (0,), "int4_symmetric"),
     "q4_1": (20, 32, (0, 2), "int4"),
     "q4_k": (144, 256, (0, 2), "int4"),
     "q5_0": (22, 32, (0,), "int6"),
@@ -78,7 +79,7 @@ def values(blocks: NDArray[Any]) -> NDArray[np.float64]:
 
 def product(kernels: Kernels, team: int, matrix: abi.PackedMatrix, blocks: NDArray[Any]) -> Float32:
     out = np.full((len(blocks), matrix.rows), np.nan, np.float32)
-    kernels.library.octavo_linear(team, matrix, address(blocks), len(blocks), address(out))
+    kernels.library.octavo_linear(team, matrix, address(blocks), address(blocks), len(blocks), address(out))
     return out
 
 
@@ -131,7 +132,7 @@ def test_native_rows_are_those_of_numpy(
     matrix = Packer(kernels, team, "f32", packed).matrix((tensor,))
     out = np.empty((256, matrix.rows), np.float32)
     one_by_one = np.eye(256, dtype=np.float32)
-    kernels.library.octavo_linear(team, matrix, address(one_by_one), 256, address(out))
+    kernels.library.octavo_linear(team, matrix, address(one_by_one), None, 256, address(out))
     np.testing.assert_array_equal(out[:, :32], dequantize(tensor).T)
 
 
@@ -143,7 +144,7 @@ def test_a_product_is_that_of_the_rounded_activations(
     matrix = Packer(kernels, team, "auto", packed).matrix((tensor,), biases=(stored(np.ones(72, np.float32)),))
     assert matrix.format == abi.PACKED[BLOCKS[format_][3]]
     assert packed.quantized
-    assert packed.size == matrix.rows * 512 * BITS[BLOCKS[format_][3]] / 8
+    assert packed.size == matrix.rows * Layout(BLOCKS[format_][3]).row_bytes(512)
     exact_weights = dequantize(tensor).astype(np.float64)
     for rows in [*range(1, 41), 61, 130]:
         a = rng.standard_normal((rows, 512), np.float32)
@@ -185,20 +186,32 @@ def test_a_row_does_not_depend_on_its_neighbours(
             )
 
 
+def formats(*matrices: Matrix, wanted: WeightFormat = "auto", arrangement: int = abi.CONCATENATED) -> list[str]:
+    """The formats of the parts of a fused matrix."""
+    return [part.layout.format for part in packed_parts(matrices, wanted, arrangement)]
+
+
+@pytest.mark.parametrize("rows", [64, 40], ids=["of whole panels", "of a part of a panel"])
 def test_a_matrix_fused_of_several_formats_keeps_them_when_it_can(
-    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator
+    packed: Packed, kernels: Kernels, team: int, rng: np.random.Generator, rows: int
 ) -> None:
-    q, v = random_blocks(rng, "q4_k", 64, 256), random_blocks(rng, "q6_k", 32, 256)
+    q, v = random_blocks(rng, "q4_k", rows, 256), random_blocks(rng, "q6_k", 32, 256)
     mixed = Packer(kernels, team, "auto", packed).matrix((q, v))
-    assert mixed.format == abi.PACKED["int6"]
+    assert formats(q, v) == (["int4", "int6"] if rows == 64 else ["int6"])
+    assert mixed.part_count == (2 if rows == 64 else 0)
     blocks = round_rows(kernels, rng.standard_normal((3, 256), np.float32))
     expected = values(blocks) @ np.concatenate([dequantize(q), dequantize(v)]).T
-    got = product(kernels, team, mixed, blocks)[:, :96]
+    got = product(kernels, team, mixed, blocks)[:, : rows + 32]
     np.testing.assert_allclose(got, expected, atol=2e-3 * np.abs(expected).max())
-    assert packed_format((q, random_blocks(rng, "q8_0", 32, 256)), "auto") == "bf16"
-    assert packed_format((q, stored(np.zeros((4, 256), np.float32))), "auto") == "bf16"
-    assert packed_format((q, v), "bf16") == "bf16"
-    assert packed_format((q, q), "f32") == "f32"
+    assert formats(q, q, v) == (["int4", "int6"] if rows == 64 else ["int6"])
+    assert formats(q, v, arrangement=abi.INTERLEAVED) == ["int6"]
+    assert formats(q, random_blocks(rng, "q8_0", 32, 256), arrangement=abi.INTERLEAVED) == ["bf16"]
+    assert formats(q, stored(np.zeros((4, 256), np.float32))) == (["int4", "bf16"] if rows == 64 else ["bf16"])
+    assert formats(q, v, wanted="bf16") == ["bf16"]
+    assert formats(q, q, wanted="f32") == ["f32"]
+    q4_0 = random_blocks(rng, "q4_0", rows, 256)
+    assert formats(q, q4_0, arrangement=abi.INTERLEAVED) == ["int4"]
+    assert formats(q4_0, v, arrangement=abi.INTERLEAVED) == ["int6"]
 
 
 @pytest.mark.parametrize("format_", ["f32", "bf16"])
@@ -224,12 +237,12 @@ def test_floats_are_rounded_to_127ths_of_the_largest_of_32(
 
 def test_int8_keeps_what_it_cannot_round(rng: np.random.Generator) -> None:
     floats, q4, q6 = stored(np.zeros((4, 256), np.float32)), *(random_blocks(rng, f, 4, 256) for f in ("q4_0", "q6_k"))
-    assert packed_format((floats,), "int8") == "int8"
-    assert packed_format((q4,), "int8") == "int4"
-    assert packed_format((q4, q6), "int8") == "int6"
-    assert packed_format((floats, random_blocks(rng, "q8_0", 4, 256)), "int8") == "int8"
-    assert packed_format((floats, q4), "int8") == "bf16"
-    assert packed_format((stored(np.zeros((4, 48), np.float32)),), "int8") == "bf16"
+    assert formats(floats, wanted="int8") == ["int8"]
+    assert formats(q4, wanted="int8") == ["int4_symmetric"]
+    assert formats(q4, q6, wanted="int8") == ["int6"]
+    assert formats(floats, random_blocks(rng, "q8_0", 4, 256), wanted="int8") == ["int8"]
+    assert formats(floats, q4, wanted="int8") == ["bf16"]
+    assert formats(stored(np.zeros((4, 48), np.float32)), wanted="int8") == ["bf16"]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

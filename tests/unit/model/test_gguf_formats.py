@@ -10,7 +10,7 @@ import pytest
 from tests.support.native import needs_native
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.backends.cpu.native.packing import packed_bytes
+from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
 from octavo_inference.checkpoints.from_gguf import config_from_gguf, half_split_rows, weights_from_gguf
 from octavo_inference.checkpoints.gguf import TYPES, GgufTensor, read_gguf
 from octavo_inference.checkpoints.gguf_matrix import grouped_matrix, stored_matrix

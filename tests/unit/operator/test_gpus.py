@@ -10,9 +10,9 @@ import pytest
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.kube.errors import RefusedError
-from octavo_operator.observe import gpu_fit, memory_estimate
+from octavo_operator.observe import gpu_fit
 from octavo_operator.observe.diagnosis import Problem
-from octavo_operator.observe.gpu_fit import NodeGpus
+from octavo_operator.observe.gpu_fit import Card, NodeGpus
 from octavo_operator.observe.messages import LIMIT
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.nodes import AGAIN_SECONDS, NodeGpuReader
@@ -21,7 +21,6 @@ from octavo_operator.resources import config, deployment, model_job
 from octavo_operator.resources.common import Installation
 from octavo_operator.rollout import plan
 from octavo_operator.status.status import MESSAGE
-from octavo_protocol.model import ModelReport
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]
@@ -150,11 +149,6 @@ def test_one_gpu_is_as_it_was_before_there_could_be_more(gpu: Make, installation
     assert owner.revision == gpu().revision
 
 
-def test_memory_of_the_pod_says_nothing_about_a_gpu(gpu: Make) -> None:
-    found = ModelReport(weights={"auto": 16_000_000_000}, kv_elements_per_token=65_536, max_length=131_072)
-    assert memory_estimate.estimate(gpu().spec, "1Gi", found) is None
-
-
 def test_a_surge_that_fails_for_a_gpu_names_it(gpu: Make) -> None:
     progress = plan._in_place(gpu(product="NVIDIA-L4").spec)
     assert "an additional pod with 1 nvidia.com/gpu of product 'NVIDIA-L4' within 120 s" in progress.message
@@ -245,30 +239,30 @@ def waiting(make_pod: Callable[..., Pod]) -> Observed:
     return Observed(pods=(make_pod("tiny-0", ready=False, problems=(problem, other)), make_pod("tiny-1")))
 
 
-async def test_nodes_are_asked_for_pods_that_wait_for_a_gpu_and_not_each_time(
+async def test_nodes_are_read_for_gpu_pods_and_not_each_time(
     gpu: Make, make_owner: Make, make_pod: Callable[..., Pod]
 ) -> None:
     cluster, now = Cluster(), [0.0]
     nodes = NodeGpuReader(cluster, lambda: now[0])  # type: ignore[arg-type]
     seen = waiting(make_pod)
-    assert await nodes.explain(make_owner(), seen) == seen
-    served = replace(seen, pods=seen.pods[1:])
-    assert await nodes.explain(gpu(), served) == served
+    assert await nodes.look(make_owner(), seen) == seen
     assert cluster.asked == 0
+    served = replace(seen, pods=seen.pods[1:])
+    assert await nodes.look(gpu(), served) == replace(served, cards=(Card("NVIDIA-L4", 23034 << 20, 1),))
     for _ in range(3):
-        told = await nodes.explain(gpu(), seen)
+        told = await nodes.look(gpu(), seen)
         first, second = told.pods[0].problems
         assert first.message == "no node takes it; nodes have: 1 NVIDIA-L4 of 23034 MiB (1 node)"
         assert second.message == "no volume"
     assert cluster.asked == 1
     now[0] = AGAIN_SECONDS
-    await nodes.explain(gpu(), seen)
+    await nodes.look(gpu(), seen)
     assert cluster.asked == 2
 
 
 async def test_without_the_right_to_read_nodes_less_is_said(gpu: Make, make_pod: Callable[..., Pod]) -> None:
     cluster = Cluster(RefusedError(403, "nodes is forbidden"))
     nodes, seen = NodeGpuReader(cluster, lambda: 0.0), waiting(make_pod)  # type: ignore[arg-type]
-    assert await nodes.explain(gpu(), seen) == seen
-    await nodes.explain(gpu(), seen)
+    assert await nodes.look(gpu(), seen) == seen
+    await nodes.look(gpu(), seen)
     assert cluster.asked == 1

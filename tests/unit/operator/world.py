@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.inspection import Inspection
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
@@ -38,6 +39,7 @@ class World:
         # What it said when it failed, and whether its pod is gone.
         self.failed, self.lost_inspection = "", False
         self.claim_events: tuple[Json, ...] = ()
+        self.cards: tuple[Card, ...] | None = None
 
     def observed(self) -> Observed:
         return Observed(
@@ -46,6 +48,7 @@ class World:
             self.inspection(),
             claim_events=self.claim_events,
             scaling=self.scaling,
+            cards=self.cards,
         )
 
     def plan(self) -> Plan:

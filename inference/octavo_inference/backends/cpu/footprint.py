@@ -10,11 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_inference.backends.cpu.native.packing import WeightFormat, packed_bytes, weight_format
-from octavo_inference.checkpoints.from_gguf import weights_from_gguf
-from octavo_inference.checkpoints.from_hf import weights_from_hf
-from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
-from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.backends.cpu.native.packed_formats import WeightFormat, packed_bytes, weight_format
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
@@ -35,21 +31,18 @@ class Footprint:
     `token` and `row` are working memory for one of each. A thread needs as much as a row.
     """
 
-    parameters: int
     weights: dict[str, int]
     kv_elements: int
     token: int
     row: int
 
 
-def measure(path: str, config: ModelConfig) -> Footprint:
-    """Measure the model at `path`, which `config` describes. Raises `ModelError` for damaged files."""
-    source = find_model(path)
-    if source.is_file():
-        parameters, weights = _gguf(read_gguf(source), config)
-    else:
-        parameters, weights = _folder(source, config)
-    return Footprint(parameters, weights, config.kv_bytes_per_token(1), *_working(config))
+def measure(weights: Weights, config: ModelConfig) -> Footprint:
+    """Measure a model. Reads no weights: they may be an `outline`'s."""
+    # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
+    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
+    by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
+    return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config))
 
 
 def partial_floats(config: ModelConfig) -> int:
@@ -65,23 +58,6 @@ def partial_floats(config: ModelConfig) -> int:
 def count_elements(folder: Path) -> int:
     """Number of elements in the weights of a safetensors folder."""
     return sum(math.prod(tensor.shape) for tensor in read_checkpoint(folder).tensors.values())
-
-
-def _gguf(file: GgufFile, config: ModelConfig) -> tuple[int, dict[str, int]]:
-    parameters = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
-    return parameters, _by_dtype(weights_from_gguf(file, config, contents=False))
-
-
-def _folder(folder: Path, config: ModelConfig) -> tuple[int, dict[str, int]]:
-    weights = weights_from_hf(folder, read_checkpoint(folder), config, contents=False)
-    tensors = {id(tensor): tensor for tensor in weights.tensors()}  # a tied head is the embedding
-    return sum(math.prod(tensor.shape) for tensor in tensors.values()), _by_dtype(weights)
-
-
-def _by_dtype(weights: Weights) -> dict[str, int]:
-    # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
-    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
-    return {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
 
 
 def _working(config: ModelConfig) -> tuple[int, int]:

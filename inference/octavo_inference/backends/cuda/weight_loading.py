@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -16,22 +14,21 @@ from octavo_inference.backends.cuda.buffers import ActivationCopies
 from octavo_inference.backends.cuda.device import Fp8Products
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
 from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import (
     Dense,
     PlaneType,
     Quantization,
-    layout_of,
     pack,
     plane_shapes,
 )
 from octavo_inference.backends.cuda.staging import Staging
+from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan, plan_weights
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, dequantize
+from octavo_inference.models.weights import Format, Tensor, Weights, dequantize
 
 NO_FP8 = Fp8Products()
 Progress = Callable[[int, int], None]
@@ -44,8 +41,6 @@ _TYPES: dict[PlaneType, torch.dtype] = {
 }
 _FLOATS: dict[Format, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 _DENSE: dict[torch.dtype, Dense] = {torch.float32: "f32", torch.bfloat16: "bf16"}
-_FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-_NORMS = ("input_norm", "post_norm")
 _OPTIONAL_NORMS = ("q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 # Weights packed at a time: unpacking needs some bytes of working memory for each.
 _PIECE = 2 << 20
@@ -79,65 +74,11 @@ class DeviceWeights:
     tiles: Tiles
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None.
-
-    The sources of a part have the same `order` of columns, or none.
-    """
-
-    layout: Layout
-    sources: tuple[Matrix, ...]
-    biases: tuple[Tensor | None, ...]
-    order: NDArray[np.int32] | None = None
-
-    @property
-    def rows(self) -> int:
-        return sum(source.shape[0] for source in self.sources)
-
-    @property
-    def cols(self) -> int:
-        return self.sources[0].shape[1]
-
-    @property
-    def bias_type(self) -> torch.dtype | None:
-        # Libraries expect a bias in the type of their weights; our kernels add it to float32 sums.
-        if all(bias is None for bias in self.biases):
-            return None
-        return torch.bfloat16 if self.layout.form == "bf16" else torch.float32
-
-    @property
-    def nbytes(self) -> int:
-        planes = plane_shapes(self.layout, self.rows, self.cols).values()
-        bias = 0 if self.bias_type is None else self.rows * self.bias_type.itemsize
-        whole = 2 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
-        return sum(_TYPES[kind].itemsize * math.prod(shape) for kind, shape in planes) + whole + bias
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The planned allocations: the parts of each layer's matrices by name; `head` may be rows of the embedding."""
-
-    embedding: _Part
-    layers: tuple[dict[str, tuple[_Part, ...]], ...]
-    head: _Part | slice
-    vectors: tuple[Tensor, ...]
-
-    @property
-    def parts(self) -> list[_Part]:
-        inside = [part for layer in self.layers for parts in layer.values() for part in parts]
-        return [self.embedding, *inside, *([] if isinstance(self.head, slice) else [self.head])]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts) + sum(4 * math.prod(vector.shape) for vector in self.vectors)
-
-
 def device_bytes(
     config: ModelConfig, weights: Weights, *, dtype: torch.dtype, quantization: Quantization = "auto"
 ) -> int:
     """Bytes that `upload` allocates on the device and keeps. Reads no weights. Raises SettingsError like `upload`."""
-    return _plan(config, weights, dtype, quantization).nbytes + 4 * WORKSPACE
+    return plan_weights(config, weights, _dense(dtype), quantization).nbytes + 4 * WORKSPACE
 
 
 def activation_copies(
@@ -149,10 +90,10 @@ def activation_copies(
     fp8: Fp8Products = NO_FP8,
 ) -> ActivationCopies:
     """The copies of activations that products with these weights read. Raises SettingsError like `upload`."""
-    plan = _plan(config, weights, dtype, quantization)
+    plan = plan_weights(config, weights, _dense(dtype), quantization)
     return ActivationCopies(
         fp8=any(_multiplies_in_fp8(parts, fp8) for layer in plan.layers for parts in layer.values()),
-        ordered=any(part.order is not None for part in plan.parts),
+        ordered=plan.ordered,
     )
 
 
@@ -177,7 +118,7 @@ def upload(
     `tiles` are those of the GPU. `progress` receives the bytes done and the total after each piece. Pages of mapped
     files are released after they are read. Raises SettingsError for another dtype.
     """
-    plan = _plan(config, weights, dtype, quantization)
+    plan = plan_weights(config, weights, _dense(dtype), quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
     sender = _Sender(plan, device, progress)
     table = sender.matrix(plan.embedding)
@@ -219,63 +160,13 @@ def upload(
     )
 
 
-def _plan(config: ModelConfig, weights: Weights, dtype: torch.dtype, quantization: Quantization) -> _Plan:
+def _dense(dtype: torch.dtype) -> Dense:
     if dtype not in _DENSE:
         raise SettingsError(f"dtype is {dtype}; the CUDA backend supports auto, bfloat16 and float32", "dtype")
-    dense, layers = _DENSE[dtype], weights.layers[: config.layers]
-
-    def alone(tensor: Matrix) -> _Part:
-        [part] = _parts([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
-        return part
-
-    def matrices(layer: LayerWeights) -> dict[str, tuple[_Part, ...]]:
-        return {
-            fused: _parts(
-                [getattr(layer, name) for name in names],
-                [getattr(layer, f"{name}_bias") for name in names],
-                dense,
-                quantization,
-            )
-            for fused, names in _FUSED.items()
-        }
-
-    norms = [getattr(layer, name) for layer in layers for name in (*_NORMS, *_OPTIONAL_NORMS)]
-    return _Plan(
-        alone(weights.embedding),
-        tuple(map(matrices, layers)),
-        _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
-        (*(norm for norm in norms if norm is not None), weights.final_norm),
-    )
+    return _DENSE[dtype]
 
 
-def _parts(
-    tensors: Sequence[Matrix], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
-) -> tuple[_Part, ...]:
-    """Merge neighbours of one layout and order of columns into one matrix.
-
-    Others stay separate, although each costs a launch. Q4_K_M files keep q and k in one format and v in another, and a
-    layout for both would grow q and k by three quarters.
-    """
-
-    def kind(pair: tuple[Matrix, Tensor | None]) -> tuple[Layout, bytes | None]:
-        layout = layout_of(pair[0], dense, quantization)
-        order = _order(pair[0], layout)
-        return layout, None if order is None else order.tobytes()
-
-    pairs = zip(tensors, biases, strict=True)
-    parts = []
-    for (layout, _), group in groupby(pairs, kind):
-        sources, given = zip(*group, strict=True)
-        parts.append(_Part(layout, sources, given, _order(sources[0], layout)))
-    return tuple(parts)
-
-
-def _order(matrix: Matrix, layout: Layout) -> NDArray[np.int32] | None:
-    """The order of a matrix's columns on the device: floats have their own."""
-    return matrix.order if isinstance(matrix, GroupedMatrix) and layout.form not in _DENSE.values() else None
-
-
-def _multiplies_in_fp8(parts: Sequence[_Part], fp8: Fp8Products) -> bool:
+def _multiplies_in_fp8(parts: Sequence[Part], fp8: Fp8Products) -> bool:
     """Return True for a single matrix of fp8 that the library multiplies by fp8."""
     part, *others = parts
     if others or part.layout.form != "fp8" or part.layout.minimum or part.order is not None:
@@ -288,7 +179,7 @@ def _multiplies_in_fp8(parts: Sequence[_Part], fp8: Fp8Products) -> bool:
 class _Sender:
     """Allocates the planned memory and fills it piece by piece. `done` counts the bytes on the device."""
 
-    def __init__(self, plan: _Plan, device: torch.device, progress: Progress | None) -> None:
+    def __init__(self, plan: WeightPlan, device: torch.device, progress: Progress | None) -> None:
         # Before the device quantizes them to fp8, weights are at most float32.
         widest = max(max(_PIECE, part.cols) for part in plan.parts) * 4
         self._staging = Staging(widest, device)
@@ -296,7 +187,7 @@ class _Sender:
         self._total, self._progress = plan.nbytes, progress
         self.done = 0
 
-    def matrix(self, part: _Part) -> DeviceMatrix:
+    def matrix(self, part: Part) -> DeviceMatrix:
         planes = {
             name: torch.empty(shape, dtype=_TYPES[kind], device=self._device)
             for name, (kind, shape) in plane_shapes(part.layout, part.rows, part.cols).items()
@@ -323,14 +214,14 @@ class _Sender:
             self._count(planes["order"])
         return DeviceMatrix(part.layout, part.cols, **planes)
 
-    def bias(self, part: _Part) -> Torch | None:
+    def bias(self, part: Part) -> Torch | None:
         if part.bias_type is None:
             return None
         values = [
             np.zeros(source.shape[0], np.float32) if bias is None else dequantize(bias).reshape(-1)
             for source, bias in zip(part.sources, part.biases, strict=True)
         ]
-        return self._vector(np.concatenate(values), part.bias_type)
+        return self._vector(np.concatenate(values), _TYPES[part.bias_type])
 
     def norm(self, tensor: Tensor) -> Torch:
         return self._vector(dequantize(tensor).reshape(-1).copy(), torch.float32)
@@ -353,14 +244,3 @@ class _Sender:
         self.done += sum(tensor.nbytes for tensor in finished)
         if self._progress is not None:
             self._progress(self.done, self._total)
-
-
-def _rows_within(whole: Tensor, part: Matrix) -> slice | None:
-    """Rows of `whole` that `part` is a view of, None with memory of its own: a tied head, or a rank's shard of it."""
-    if not isinstance(part, Tensor):
-        return None
-    pitch = whole.data.strides[0]
-    first, rest = divmod(part.data.ctypes.data - whole.data.ctypes.data, pitch)
-    end = first + part.shape[0]
-    same = (part.format, part.shape[1:], part.data.strides) == (whole.format, whole.shape[1:], whole.data.strides)
-    return slice(first, end) if same and rest == 0 and 0 <= first < end <= whole.shape[0] else None

@@ -5,7 +5,8 @@
 
 namespace octavo {
 
-// Formats of stored tensors (models/weights.py). Packed matrices have the first two and the last three (panels.h).
+// Formats of stored tensors (models/weights.py), up to GROUPS: pieces of models/groups.py. Packed matrices have the first
+// two, and those from INT4 on (panels.h).
 enum Format : int32_t {
   FORMAT_F32 = 0,
   FORMAT_BF16 = 1,
@@ -17,29 +18,46 @@ enum Format : int32_t {
   FORMAT_Q4_K = 7,
   FORMAT_Q5_K = 8,
   FORMAT_Q6_K = 9,
+  FORMAT_GROUPS = 10,
   FORMAT_INT4 = 16,
   FORMAT_INT6 = 17,
   FORMAT_INT8 = 18,
+  FORMAT_INT4_16 = 19,
+  FORMAT_INT4_SYMMETRIC = 20,
+  FORMAT_INT4_SYMMETRIC_16 = 21,
+  FORMAT_CODE4 = 22,
+  FORMAT_CODE4_16 = 23,
+  FORMAT_INT8_MINIMUM = 24,
+  FORMAT_FP8 = 25,
 };
 
 struct Info {
   int32_t abi_version, vector_floats, panel, max_rows, activation_bytes, quantized_block_bytes;
 };
 
-// A tensor as stored in the file: rows of `cols` elements with a stride of `row_bytes`.
+// A tensor as stored in the file: rows of `cols` elements with a stride of `row_bytes`. GROUPS are bytes, with scales and
+// minima [rows][cols / group]; minimum may be null.
 struct Source {
   const void* data;
-  int64_t rows, cols, row_bytes;
+  const float *scale, *minimum;
+  int64_t rows, cols, row_bytes, group;
   int32_t format;
 };
 
 // A packed matrix: panels of PANEL output columns; `rows` is padded to a multiple of PANEL. The layout of floats is
-// [rows/PANEL][cols/GROUP][PANEL][GROUP]; panels.h has those of quantized weights.
+// [rows/PANEL][cols/GROUP][PANEL][GROUP]; panels.h has those of quantized weights. A fused matrix may consist of parts
+// in formats of their own, whole panels each; then it has no data itself.
 struct Matrix {
   void* data;
-  const float* bias;  // [rows] or null
+  const float* bias;     // [rows] or null
+  const float* factor;   // [rows], by which the products are multiplied, or null
+  const int32_t* order;  // [cols] or null: column k of the matrix belongs to element order[k] of the input row
+  const Matrix* parts;   // [part_count] or null
   int64_t rows, cols;
-  int32_t format;
+  int64_t span;       // blocks of 32 columns that share scales; 0 for floats
+  int64_t first_row;  // of a part, in the fused matrix
+  int32_t format, part_count;
+  int8_t levels[16];  // of CODE4
 };
 
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };

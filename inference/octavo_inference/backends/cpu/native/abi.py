@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
-from typing import Any, ClassVar, Literal
+from ctypes import POINTER, c_double, c_float, c_int8, c_int32, c_int64, c_void_p
+from typing import Any, ClassVar, Literal, get_args
 
 from octavo_inference.models.config import Activation
 from octavo_inference.models.weights import Format
 
-PackedFormat = Literal["f32", "bf16", "int4", "int6", "int8"]
-VERSION = 9
+PackedFormat = Literal[
+    "f32",
+    "bf16",
+    "int4",
+    "int6",
+    "int8",
+    "int4_16",
+    "int4_symmetric",
+    "int4_symmetric_16",
+    "code4",
+    "code4_16",
+    "int8_minimum",
+    "fp8",
+]
+VERSION = 10
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -23,7 +36,10 @@ FORMATS: dict[Format, int] = {
     "q5_k": 8,
     "q6_k": 9,
 }
-PACKED: dict[PackedFormat, int] = {"f32": 0, "bf16": 1, "int4": 16, "int6": 17, "int8": 18}
+GROUPS = 10
+PACKED: dict[PackedFormat, int] = {
+    name: number if number < 2 else number + 14 for number, name in enumerate(get_args(PackedFormat))
+}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 CONCATENATED, INTERLEAVED = 0, 1
 
@@ -47,26 +63,23 @@ class Info(ctypes.Structure):
 
 
 class StoredMatrix(ctypes.Structure):
-    """A tensor as stored in the file."""
+    """A tensor as stored in the file, or groups in memory."""
 
     _fields_: ClassVar[Fields] = [
-        ("data", c_void_p),
-        ("rows", c_int64),
-        ("cols", c_int64),
-        ("row_bytes", c_int64),
+        *[(name, c_void_p) for name in ("data", "scale", "minimum")],
+        *[(name, c_int64) for name in ("rows", "cols", "row_bytes", "group")],
         ("format", c_int32),
     ]
 
 
 class PackedMatrix(ctypes.Structure):
-    """A packed matrix; rows are padded to whole panels."""
+    """A packed matrix, or several parts of one; rows are padded to whole panels."""
 
     _fields_: ClassVar[Fields] = [
-        ("data", c_void_p),
-        ("bias", c_void_p),
-        ("rows", c_int64),
-        ("cols", c_int64),
-        ("format", c_int32),
+        *[(name, c_void_p) for name in ("data", "bias", "factor", "order", "parts")],
+        *[(name, c_int64) for name in ("rows", "cols", "span", "first_row")],
+        *[(name, c_int32) for name in ("format", "part_count")],
+        ("levels", c_int8 * 16),
     ]
 
 

@@ -77,7 +77,7 @@ class Forward final : public Job {
   // The input of a product: rows that are there, or the norms of hidden states.
   struct Rows {
     i64 count;
-    const Act* ready;
+    Act* ready;
     const float* norm;
     const int32_t* token;  // null: of the tokens in order
   };
@@ -138,7 +138,7 @@ class Forward final : public Job {
   }
 
   // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first.
-  void add_linear(const Matrix& matrix, const Act* input, const float* norm, Worker& worker, Stopwatch& watch) {
+  void add_linear(const Matrix& matrix, Act* input, const float* norm, Worker& worker, Stopwatch& watch) {
     const i64 stride = matrix.rows;
     const Rows ready{b_.num_tokens, input, nullptr, nullptr};
     if (!norm) {
@@ -154,21 +154,23 @@ class Forward final : public Job {
     watch.lap(profile_.elementwise);
   }
 
-  // A quantized linear first quantizes its input rows to int8, if its kernel reads such rows.
+  // First puts the columns of its input rows in the order of the matrix's, where that is another one, and rounds them to
+  // 8 bits, if its kernel reads such rows.
   template <class Epilogue>
   void linear(const Matrix& matrix, const Rows& input, const Epilogue& epilogue, Worker& worker) {
     const bool quantized = rounds_activations(matrix);
     auto* normed = static_cast<Act*>(m_.normed);
     auto* blocks = static_cast<Int8Block*>(m_.quantized);
-    const Act* complete = input.norm ? normed : input.ready;
+    Act* complete = input.norm ? normed : input.ready;
     const i64 cols = matrix.cols;
-    if (input.norm || quantized)
+    if (input.norm || quantized || matrix.order)
       rows(worker, input.count, [&](i64 r) {
         const i64 token = input.token ? input.token[r] : r;
         if (input.norm) rms_norm(state(token), input.norm, normed + r * cols, cols, m_.norm_eps);
+        if (matrix.order) reorder(complete + r * cols, matrix.order, cols);
         if (quantized) quantize_row(complete + r * cols, cols, blocks + r * (cols / BLOCK));
       });
-    gemm<P>(matrix, quantized ? static_cast<const void*>(blocks) : complete, input.count, epilogue, worker);
+    gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker);
   }
 
   // Calls row(r) for each of `count` rows, in up to four pieces per thread.

@@ -6,6 +6,7 @@
 #include "abi.h"
 #include "best.h"
 #include "kernel.h"
+#include "tile_kernel.h"
 #include "threads.h"
 
 namespace octavo {
@@ -102,19 +103,6 @@ struct Gated {
   }
 };
 
-// Not inlined: inside with_rows GCC spills accumulators, and the tile loses up to a third of its speed. The sums go to
-// a buffer in the L1 cache, so that the tile is compiled once for all epilogues. That costs nothing measurable.
-template <class Kernel, int R>
-static __attribute__((noinline)) void gemm_tile(const typename Kernel::Input* a, i64 cols, const uint8_t* panel,
-                                                float* sums, Prefetch prefetch) {
-  Vec acc[R][PANEL_VECS] = {};
-  Kernel::template tile<R>(a, cols, panel, acc, prefetch);
-#pragma GCC unroll 12
-  for (int r = 0; r < R; r++)
-#pragma GCC unroll 4
-    for (int c = 0; c < PANEL_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
-}
-
 // Size of a block of activation rows, which stays in the L2 cache while panels are read. Processors with tiles have 2 MB.
 #if defined(OCTAVO_TILES)
 constexpr i64 ACTIVATION_BLOCK_BYTES = 768 * 1024;
@@ -122,106 +110,99 @@ constexpr i64 ACTIVATION_BLOCK_BYTES = 768 * 1024;
 constexpr i64 ACTIVATION_BLOCK_BYTES = 256 * 1024;
 #endif
 
-// Kernels of tile_kernel.h.
-template <class Kernel>
-constexpr bool BY_TILES = requires { typename Kernel::Panel; };
-
-// Splits a product into pieces: a panel times one block of rows.
+// Splits a product into pieces: a panel times one block of rows. A piece of a part begins at its first column.
 template <class Kernel, class Epilogue>
 struct Gemm {
-  using Input = typename Kernel::Input;
+  const Kernel kernel;
   const Matrix& matrix;
-  const Input* a;
+  const char* a;
   i64 rows;
-  Epilogue epilogue;
-  i64 row_length, panels, panel_bytes, blocks;
+  const Epilogue& epilogue;
+  i64 panels, blocks;
 
-  Gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue)
-      : matrix(matrix), a(static_cast<const Input*>(a)), rows(rows), epilogue(epilogue),
-        row_length(Kernel::row_length(matrix.cols)), panels(matrix.rows / PANEL),
-        panel_bytes(Kernel::steps(matrix.cols) * Kernel::STEP_BYTES) {
-    const i64 fitting =
-        std::max<i64>(8 * Kernel::MAX_TILE, ACTIVATION_BLOCK_BYTES / (row_length * i64(sizeof(Input))));
+  Gemm(const Kernel& kernel, const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue)
+      : kernel(kernel), matrix(matrix), a(static_cast<const char*>(a)), rows(rows), epilogue(epilogue),
+        panels(matrix.rows / PANEL) {
+    const i64 fitting = std::max<i64>(8 * kernel.max_tile, ACTIVATION_BLOCK_BYTES / kernel.row_bytes);
     blocks = (rows + fitting - 1) / fitting;
   }
 
   i64 pieces() const { return panels * blocks; }
 
+  // The epilogue of a row, after the row's factors. The sums go to a buffer in the L1 cache, so that a tile is compiled
+  // once for all epilogues. That costs nothing measurable.
+  OCTAVO_INLINE void finish_row(i64 row, i64 panel, float* sums) const {
+    if (matrix.factor)
+      for (int c = 0; c < PANEL_VECS; c++)
+        store(sums + c * W, load(sums + c * W) * load(matrix.factor + panel * PANEL + c * W));
+    epilogue(row, matrix.first_row + panel * PANEL, sums);
+  }
+
   void piece(i64 index) const {
     const i64 block = index / panels, panel = index % panels;
     const i64 start = rows * block / blocks, count = rows * (block + 1) / blocks - start;
-    const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + panel * panel_bytes;
-    const i64 tiles = (count + Kernel::MAX_TILE - 1) / Kernel::MAX_TILE;
+    const uint8_t* weights = static_cast<const uint8_t*>(matrix.data) + panel * kernel.panel_bytes;
+    const i64 tiles = (count + kernel.max_tile - 1) / kernel.max_tile;
     // Several tiles prefetch a part of the next panel each. A single one reads weights as fast as memory gives them.
     // The processor prefetches such a stream itself, and prefetch instructions cost up to a quarter of its speed.
-    const i64 stride = tiles == 1 ? 0 : Kernel::STEP_BYTES / tiles;
+    const i64 stride = tiles == 1 ? 0 : kernel.panel_bytes / kernel.steps / tiles;
     const auto first_row = [&](i64 tile) { return start + count * tile / tiles; };
     const auto prefetch = [&](i64 tile) {
-      const uint8_t* ahead = tiles == 1 ? weights : weights + panel_bytes + tile * stride * Kernel::steps(matrix.cols);
+      const uint8_t* ahead = tiles == 1 ? weights : weights + kernel.panel_bytes + tile * stride * kernel.steps;
       return Prefetch{reinterpret_cast<const char*>(ahead), stride};
     };
-    if constexpr (BY_TILES<Kernel>) {
+    if constexpr (requires { typename Kernel::Panel; }) {
       // The epilogue of a tile runs beside the products of the next one.
       Kernel::start(count / tiles);
-      const typename Kernel::Panel columns(weights, matrix.cols, tiles);
-      const i64 at_once = 1 + Kernel::MAX_TILE / (matrix.cols / 32 + 1);
-      alignas(64) float sums[2][Kernel::MAX_TILE * PANEL];
+      const typename Kernel::Panel columns(kernel, matrix, weights, tiles);
+      const i64 at_once = 1 + kernel.max_tile / (matrix.cols / 32 + 1);
+      alignas(64) float sums[2][Kernel::MOST_ROWS * PANEL];
       i64 row = start;  // the next row for the epilogue
       const auto finish = [&](i64 tile, i64 to) {
-        for (; row < to; row++) epilogue(row, panel * PANEL, sums[tile & 1] + (row - first_row(tile)) * PANEL);
+        for (; row < to; row++) finish_row(row, panel, sums[tile & 1] + (row - first_row(tile)) * PANEL);
       };
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);
         i64 expected = first;
-        Kernel::multiply(a + first * row_length, int(last - first), matrix.cols, columns, sums[tile & 1], prefetch(tile),
-                         [&] {
-                           finish(tile - 1, std::min(row + at_once, first));
-                           for (const i64 to = std::min(expected + at_once, last); expected < to; expected++)
-                             epilogue.expect(expected, panel * PANEL);
-                         });
+        const auto* rows_at = reinterpret_cast<const bf16*>(a + first * kernel.row_bytes);
+        kernel.multiply(rows_at, int(last - first), matrix.cols, columns, sums[tile & 1], prefetch(tile), [&] {
+          finish(tile - 1, std::min(row + at_once, first));
+          for (const i64 to = std::min(expected + at_once, last); expected < to; expected++)
+            epilogue.expect(expected, matrix.first_row + panel * PANEL);
+        });
         finish(tile - 1, first);
       }
       finish(tiles - 1, start + count);
     } else {
-      alignas(64) float sums[Kernel::MAX_TILE * PANEL];
+      alignas(64) float sums[Kernel::MOST_ROWS * PANEL];
+      const uint8_t* columns = weights;
+      if (kernel.unpack) {
+        uint8_t* floats = panel_memory(matrix.cols * PANEL * i64(sizeof(float)));
+        kernel.unpack(matrix, weights, reinterpret_cast<float*>(floats));
+        columns = floats;
+      }
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);
-        with_rows<Kernel::MAX_TILE>(int(last - first), [&]<int R>() {
-          gemm_tile<Kernel, R>(a + first * row_length, matrix.cols, weights, sums, prefetch(tile));
-        });
-        for (i64 row = first; row < last; row++) epilogue(row, panel * PANEL, sums + (row - first) * PANEL);
+        kernel.tiles[last - first - 1](matrix, a + first * kernel.row_bytes, columns, sums, prefetch(tile));
+        for (i64 row = first; row < last; row++) finish_row(row, panel, sums + (row - first) * PANEL);
       }
     }
   }
 };
 
-// Calls f.template operator()<Kernel>() with the kernel for the matrix's format; FloatKernel<P> is the one for floats.
+// Calls f(kernel) with the kernel for the matrix's format and a number of rows; FloatKernel<P> is the one for floats.
 template <class P, class F>
-static void with_kernel(const Matrix& matrix, F&& f) {
+static void with_kernel(const Matrix& matrix, [[maybe_unused]] i64 rows, F&& f) {
 #if defined(OCTAVO_TILES)
-  switch (matrix.format) {
-    case FORMAT_INT4:
-      return f.template operator()<QuantizedTileKernel<Int4>>();
-    case FORMAT_INT6:
-      return f.template operator()<QuantizedTileKernel<Int6>>();
-    case FORMAT_INT8:
-      return f.template operator()<QuantizedTileKernel<Int8>>();
-    case FORMAT_BF16:
-      return f.template operator()<FloatTileKernel>();
-    default:
-      return f.template operator()<FloatKernel<F32>>();
-  }
+  const auto quantized = [&]<class Q>() { f(QuantizedTileKernel::of<Q>(matrix)); };
+  if (matrix.format == FORMAT_F32) return f(VectorKernel::of<FloatKernel<F32>>(matrix));
+  if (matrix.format == FORMAT_BF16) return f(FloatTileKernel(matrix));
+  if (matrix.format == FORMAT_FP8) return quantized.template operator()<Fp8>();
+  with_layout(matrix.format, quantized);
 #else
-  switch (matrix.format) {
-    case FORMAT_INT4:
-      return f.template operator()<Int8Kernel<Int4>>();
-    case FORMAT_INT6:
-      return f.template operator()<Int8Kernel<Int6>>();
-    case FORMAT_INT8:
-      return f.template operator()<Int8Kernel<Int8>>();
-    default:
-      return f.template operator()<FloatKernel<P>>();
-  }
+  if (matrix.format == FORMAT_FP8) return f(VectorKernel::fp8<Bf16>(matrix, rows));
+  if (!with_layout(matrix.format, [&]<class Q>() { f(VectorKernel::of<Int8Kernel<Q>>(matrix)); }))
+    f(VectorKernel::of<FloatKernel<P>>(matrix));
 #endif
 }
 
@@ -231,15 +212,65 @@ constexpr bool ROUNDS_ACTIVATIONS = false;
 #else
 constexpr bool ROUNDS_ACTIVATIONS = true;
 #endif
-inline bool rounds_activations(const Matrix& matrix) { return ROUNDS_ACTIVATIONS && matrix.format >= FORMAT_INT4; }
+inline bool is_of_integers(int32_t format) { return format >= FORMAT_INT4 && format != FORMAT_FP8; }
 
-// Called by every thread of the team. `a` holds rows of the kernel's input type.
+// True if the kernel of the matrix, or of any of its parts, reads activations in 8 bits.
+inline bool rounds_activations(const Matrix& matrix) {
+  if (!ROUNDS_ACTIVATIONS) return false;
+  if (!matrix.parts) return is_of_integers(matrix.format);
+  return std::any_of(matrix.parts, matrix.parts + matrix.part_count, rounds_activations);
+}
+
+// Rows of activations: as floats, and rounded to 8 bits where a kernel reads them so.
+struct Input {
+  const void* floats;
+  const Int8Block* rounded;
+  const void* of(const Matrix& matrix) const { return rounds_activations(matrix) ? rounded : floats; }
+};
+
+// A linear in pieces, of which any thread may run any.
 template <class P, class Epilogue>
-static void gemm(const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue, Worker& worker) {
-  with_kernel<P>(matrix, [&]<class Kernel>() {
-    const Gemm<Kernel, Epilogue> work(matrix, a, rows, epilogue);
-    worker.share(work.pieces(), [&](i64 i) { work.piece(i); });
-  });
+class Product {
+ public:
+  Product(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue)
+      : parts_(matrix.parts ? matrix.parts : &matrix), count_(matrix.parts ? matrix.part_count : 1), input_(input),
+        rows_(rows), epilogue_(epilogue) {}
+
+  i64 pieces() const {
+    i64 total = 0;
+    for (int i = 0; i < count_; i++) total += pieces_of(parts_[i]);
+    return total;
+  }
+
+  void piece(i64 index) const {
+    const Matrix* part = parts_;
+    if (count_ > 1)
+      for (i64 pieces; index >= (pieces = pieces_of(*part)); part++) index -= pieces;
+    with_kernel<P>(*part, rows_, [&](const auto& kernel) {
+      Gemm<std::decay_t<decltype(kernel)>, Epilogue>(kernel, *part, input_.of(*part), rows_, epilogue_).piece(index);
+    });
+  }
+
+ private:
+  i64 pieces_of(const Matrix& part) const {
+    i64 pieces = 0;
+    with_kernel<P>(part, rows_, [&](const auto& kernel) {
+      pieces = Gemm<std::decay_t<decltype(kernel)>, Epilogue>(kernel, part, nullptr, rows_, epilogue_).pieces();
+    });
+    return pieces;
+  }
+  const Matrix* parts_;
+  int count_;
+  Input input_;
+  i64 rows_;
+  const Epilogue& epilogue_;
+};
+
+// Called by every thread of the team.
+template <class P, class Epilogue>
+static void gemm(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue, Worker& worker) {
+  const Product<P, Epilogue> product(matrix, input, rows, epilogue);
+  worker.share(product.pieces(), [&](i64 i) { product.piece(i); });
 }
 
 }  // namespace octavo

@@ -11,8 +11,8 @@ namespace octavo {
 constexpr int BLOCK = 32;  // activations of a row, or weights of a column, that share a scale
 
 // A block of one activation row. `sum` is the sum of scale * q: the minimum that a block of weights shares is multiplied
-// by it once. Where 32 was added to weights, to make them unsigned, `offset` takes it off again: it is -32 times the sum
-// of each half of q.
+// by it once. Where a number was added to weights, to make them unsigned, `offset` takes it off again: it is -32 times
+// the sum of each half of q.
 struct Int8Block {
   int8_t q[BLOCK];
   float scale, sum;

@@ -23,12 +23,10 @@ void run_task(Team& team, const Model& model, const Batch& batch, const Sampling
 }
 
 template <class P>
-void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, float* out) {
+void run_linear(Team& team, const Matrix& matrix, const Input& input, int64_t rows, float* out) {
   const StoreFloats epilogue{out, matrix.rows, matrix.bias};
-  with_kernel<P>(matrix, [&]<class Kernel>() {
-    const Gemm<Kernel, StoreFloats> work(matrix, a, rows, epilogue);
-    team.share(work.pieces(), [&](i64 i, int) { work.piece(i); });
-  });
+  const Product<P, StoreFloats> product(matrix, input, rows, epilogue);
+  team.share(product.pieces(), [&](i64 i, int) { product.piece(i); });
 }
 
 }  // namespace
@@ -36,29 +34,17 @@ void run_linear(Team& team, const Matrix& matrix, const void* a, int64_t rows, f
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{9, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
+  *info = Info{10, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
 EXPORT void octavo_team_destroy(Team* team) { delete team; }
 
-// Packs stored tensors into `matrix->data`, which the caller allocated and zeroed.
-EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources, int32_t count, int32_t arrangement) {
-  const auto kind = static_cast<Arrangement>(arrangement);
-  team->share(matrix->rows / PANEL, [=](i64 panel, int) {
-    switch (matrix->format) {
-      case FORMAT_F32:
-        return pack_panel<F32::Elem, F32::GROUP>(*matrix, sources, count, kind, panel);
-      case FORMAT_BF16:
-        return pack_panel<Bf16::Elem, Bf16::GROUP>(*matrix, sources, count, kind, panel);
-      case FORMAT_INT4:
-        return pack_quantized_panel<Int4>(*matrix, sources, count, kind, panel);
-      case FORMAT_INT6:
-        return pack_quantized_panel<Int6>(*matrix, sources, count, kind, panel);
-      case FORMAT_INT8:
-        return pack_quantized_panel<Int8>(*matrix, sources, count, kind, panel);
-    }
-  });
+// Packs rows of stored tensors into `panels` panels of a matrix from `first` on. The caller allocated and zeroed its data.
+EXPORT void octavo_pack(Team* team, const Matrix* matrix, const Source* sources, int32_t count, int32_t arrangement,
+                        int64_t first, int64_t panels) {
+  const Packing packing{*matrix, sources, count, static_cast<Arrangement>(arrangement), first};
+  team->share(panels, [&](i64 panel, int) { pack_panel(packing, first + panel); });
 }
 
 // Quantizes rows of the activation type, as input of quantized linears.
@@ -67,12 +53,14 @@ EXPORT void octavo_quantize(const void* a, int64_t rows, int64_t cols, void* out
     quantize_row(static_cast<const Bf16::Act*>(a) + r * cols, cols, static_cast<Int8Block*>(out) + r * (cols / BLOCK));
 }
 
-// A single linear: out [rows, matrix->rows] in fp32; `a` has the input type of the matrix's kernel.
-EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, int64_t rows, float* out) {
+// A single linear: out [rows, matrix->rows] in fp32; `a` has rows of the activation type, `rounded` the same rows as
+// octavo_quantize writes them. A pointer may be null where the matrix's kernel does not read it.
+EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, const void* rounded, int64_t rows, float* out) {
+  const Input input{a, static_cast<const Int8Block*>(rounded)};
   if (matrix->format == FORMAT_F32)
-    run_linear<F32>(*team, *matrix, a, rows, out);
+    run_linear<F32>(*team, *matrix, input, rows, out);
   else
-    run_linear<Bf16>(*team, *matrix, a, rows, out);
+    run_linear<Bf16>(*team, *matrix, input, rows, out);
 }
 
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }

@@ -1,6 +1,8 @@
 // The operations between the linears: RMSNorm, RoPE, the store into the KV pool.
 #pragma once
 
+#include <vector>
+
 #include "abi.h"
 #include "operands.h"
 
@@ -16,6 +18,14 @@ static void rms_norm(const float* x, const float* weight, Act* out, i64 width, f
 
 static inline void scale_row(float* row, float factor, i64 width) {
   for (i64 i = 0; i < width; i += W) store(row + i, load(row + i) * factor);
+}
+
+// row[i] = row[order[i]], in place.
+template <class Act>
+static void reorder(Act* row, const int32_t* order, i64 width) {
+  static thread_local std::vector<Act> before;
+  before.assign(row, row + width);
+  for (i64 i = 0; i < width; i++) row[i] = before[size_t(order[i])];
 }
 
 // residual += scale * rms_norm(row). Overwrites `row`.

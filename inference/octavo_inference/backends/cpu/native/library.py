@@ -123,9 +123,15 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
     signatures: dict[str, tuple[list[object], object]] = {
         "octavo_team_create": ([c_int32], c_void_p),
         "octavo_team_destroy": ([c_void_p], None),
-        "octavo_pack": ([c_void_p, POINTER(abi.PackedMatrix), POINTER(abi.StoredMatrix), c_int32, c_int32], None),
+        "octavo_pack": (
+            [
+                *(c_void_p, POINTER(abi.PackedMatrix), POINTER(abi.StoredMatrix)),
+                *(c_int32, c_int32, c_int64, c_int64),
+            ],
+            None,
+        ),
         "octavo_quantize": ([c_void_p, c_int64, c_int64, c_void_p], None),
-        "octavo_linear": ([c_void_p, POINTER(abi.PackedMatrix), c_void_p, c_int64, c_void_p], None),
+        "octavo_linear": ([c_void_p, POINTER(abi.PackedMatrix), c_void_p, c_void_p, c_int64, c_void_p], None),
         "octavo_attention_scratch": ([c_int32], c_int64),
         "octavo_step": (
             [

@@ -4,6 +4,8 @@
 // adjacent for each column. GROUP is 2 for bf16, as the bf16 dot instruction requires, and 1 for fp32.
 #pragma once
 
+#include <vector>
+
 #include "simd.h"
 
 namespace octavo {
@@ -164,6 +166,16 @@ OCTAVO_INLINE void dot_tile(const typename P::Act* a, i64 lda, const typename P:
     a += P::GROUP;
     b += ldb;
   }
+}
+
+// Memory of this thread for `bytes`, valid until its next call.
+inline uint8_t* panel_memory(i64 bytes) {
+  struct alignas(64) Line {
+    uint8_t bytes[64];
+  };
+  static thread_local std::vector<Line> lines;
+  if (i64(lines.size()) * 64 < bytes) lines.resize(size_t(bytes / 64));
+  return lines.data()->bytes;
 }
 
 // Calls f.template operator()<n>() for the run-time row count n in 1..N. The accumulators of a tile stay in registers

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "abi.h"
+#include "fp8.h"
 #include "operands.h"
 #include "panels.h"
 #include "quant.h"
@@ -36,35 +37,62 @@ inline RowOf packed_row(const Source* sources, int count, Arrangement arrangemen
   return {nullptr, 0};
 }
 
-template <class Elem, int GROUP>
-static void pack_panel(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement, i64 panel) {
-  std::vector<float> row(size_t(matrix.cols));
-  Elem* out = static_cast<Elem*>(matrix.data) + panel * PANEL * matrix.cols;
-  for (i64 lane = 0; lane < PANEL; lane++) {
-    const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
-    if (from.source)
-      dequantize_row(*from.source, from.row, row.data());
-    else
-      std::fill(row.begin(), row.end(), 0.0f);
-    for (i64 k = 0; k < matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, row[size_t(k)]);
-  }
-}
+// The sources have the rows of `count` panels of a matrix from panel `first` on.
+struct Packing {
+  const Matrix& matrix;
+  const Source* sources;
+  int source_count;
+  Arrangement arrangement;
+  i64 first;
 
-template <class Q>
-static void pack_quantized_panel(const Matrix& matrix, const Source* sources, int count, Arrangement arrangement,
-                                 i64 panel) {
-  const i64 blocks = matrix.cols / BLOCK;
-  uint8_t* out = static_cast<uint8_t*>(matrix.data) + panel * blocks * Q::BLOCK_BYTES;
-  for (i64 lane = 0; lane < PANEL; lane++) {
-    const RowOf from = packed_row(sources, count, arrangement, panel * PANEL + lane);
-    if (!from.source) continue;  // padding: the memory is zeroed
-    const uint8_t* row = static_cast<const uint8_t*>(from.source->data) + from.row * from.source->row_bytes;
-    WeightBlock block;
-    for (i64 b = 0; b < blocks; b++) {
-      read_block(from.source->format, row, b, block);
-      Q::put(out + b * Q::BLOCK_BYTES, lane, block);
+  // Calls row(lane, source, row of it) for the lanes of a panel that are not padding, whose memory is zero.
+  template <class F>
+  void lanes(i64 panel, F&& row) const {
+    for (i64 lane = 0; lane < PANEL; lane++) {
+      const RowOf from = packed_row(sources, source_count, arrangement, (panel - first) * PANEL + lane);
+      if (from.source) row(lane, *from.source, from.row);
     }
   }
+};
+
+template <class Elem, int GROUP>
+static void pack_floats(const Packing& p, i64 panel) {
+  std::vector<float> values(size_t(p.matrix.cols));
+  Elem* out = static_cast<Elem*>(p.matrix.data) + panel * PANEL * p.matrix.cols;
+  p.lanes(panel, [&](i64 lane, const Source& source, i64 row) {
+    dequantize_row(source, row, values.data());
+    for (i64 k = 0; k < p.matrix.cols; k++) put(out + (k / GROUP * PANEL + lane) * GROUP + k % GROUP, values[size_t(k)]);
+  });
+}
+
+// Q has put(step, block of the step, lane, WeightBlock).
+template <class Q>
+static void pack_quantized(const Packing& p, i64 panel) {
+  const i64 blocks = p.matrix.cols / BLOCK, span = p.matrix.span, bytes = step_bytes<Q>(p.matrix);
+  uint8_t* out = static_cast<uint8_t*>(p.matrix.data) + panel * (blocks / span * bytes);
+  p.lanes(panel, [&](i64 lane, const Source& source, i64 row) {
+    const uint8_t* data = static_cast<const uint8_t*>(source.data) + row * source.row_bytes;
+    WeightBlock block;
+    for (i64 b = 0; b < blocks; b++) {
+      if (source.format == FORMAT_GROUPS)
+        read_groups(source, row, b, block);
+      else
+        read_block(source.format, data, b, block);
+      Q::put(out + b / span * bytes, b % span, lane, block);
+    }
+  });
+}
+
+static inline void pack_panel(const Packing& p, i64 panel) {
+  switch (p.matrix.format) {
+    case FORMAT_F32:
+      return pack_floats<F32::Elem, F32::GROUP>(p, panel);
+    case FORMAT_BF16:
+      return pack_floats<Bf16::Elem, Bf16::GROUP>(p, panel);
+    case FORMAT_FP8:
+      return pack_quantized<Fp8>(p, panel);
+  }
+  with_layout(p.matrix.format, [&]<class Q>() { pack_quantized<Q>(p, panel); });
 }
 
 }  // namespace octavo

@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-import math
+import ctypes
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.common.errors import SettingsError
+from octavo_inference.backends.cpu.native.packed_formats import (
+    Part,
+    WeightFormat,
+    input_order,
+    levels_of,
+    of_integers,
+    packed_parts,
+)
+from octavo_inference.backends.cpu.native.pieces import (
+    Rows,
+    in_threads,
+    integer_levels,
+    read_piece,
+)
 from octavo_inference.common.memory_advice import Arena
-from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, bf16_bits, dequantize, exact_half
+from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize, exact_half
 
-ELEMENT_BYTES = {"f32": 4, "bf16": 2}
-BLOCK = 32  # of int8.h
-# The smallest packed format that holds a stored one.
-_PACKED: dict[Format, abi.PackedFormat] = {
-    "q4_0": "int4",
-    "q4_1": "int4",
-    "q4_k": "int4",
-    "q5_0": "int6",
-    "q5_1": "int6",
-    "q5_k": "int6",
-    "q6_k": "int6",
-    "q8_0": "int8",
-}
-# With "auto" and "int8" quantized weights keep their format, and all others become bf16 or int8.
-WeightFormat = Literal["auto", "bf16", "f32", "int8"]
-_OF_DTYPE: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
-# Bits per packed weight, including its share of the scales (panels.h).
-BITS: dict[abi.PackedFormat, float] = {"f32": 32, "bf16": 16, "int8": 8.5, "int6": 7.5, "int4": 5}
-
-
-def weight_format(dtype: Dtype, quantization: Quantization = "auto") -> WeightFormat:
-    """The format of weights. Raises SettingsError for a quantization without kernels, or beside another dtype."""
-    if quantization == "auto":
-        return _OF_DTYPE[dtype]
-    if quantization != "int8":
-        raise SettingsError(f"quantization {quantization} needs a GPU; on a CPU use int8 or auto", "quantization")
-    if dtype != "auto":
-        raise SettingsError(f"quantization int8 has no {dtype} weights: leave dtype at auto", "dtype")
-    return "int8"
+_PIECE_VALUES = 2 << 20  # of a matrix that is read in pieces
+_READERS = min(4, os.cpu_count() or 1)
 
 
 @dataclass(slots=True)
 class Packed:
     """Packed weights for the kernels. `keep` owns the memory that the structures point into.
 
-    `size` is the bytes of all matrices except the embedding; `quantized` is True if any of them is quantized.
+    `size` is the bytes of all matrices except the embedding. `quantized` is True if a kernel reads activations in 8
+    bits.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -76,24 +63,25 @@ def address(array: NDArray[np.generic]) -> int:
 def source(tensor: Tensor) -> abi.StoredMatrix:
     """A stored matrix as the kernels' structure."""
     data = tensor.data
+    rows, cols = tensor.shape
     return abi.StoredMatrix(
-        address(data), tensor.shape[0], tensor.shape[1], data.strides[0], abi.FORMATS[tensor.format]
+        address(data), rows=rows, cols=cols, row_bytes=data.strides[0], format=abi.FORMATS[tensor.format]
     )
 
 
-def packed_format(tensors: Sequence[Matrix], wanted: WeightFormat) -> abi.PackedFormat:
-    """The format of a matrix fused of `tensors`: with "auto" one that holds them exactly, else bf16.
-
-    Formats of up to six bits fuse (Q4_K_M files store V in Q6_K and Q and K in Q4_K), int8 only with itself. "int8"
-    rounds floats whose rows are whole blocks of it.
-    """
-    if wanted in {"bf16", "f32"}:
-        return wanted
-    rounded: abi.PackedFormat = "int8" if wanted == "int8" and tensors[0].shape[1] % BLOCK == 0 else "bf16"
-    formats = {_PACKED.get(m.format, rounded) if isinstance(m, Tensor) else rounded for m in tensors}
-    if formats == {"int4", "int6"}:
-        return "int6"
-    return formats.pop() if len(formats) == 1 else "bf16"
+def rows_source(rows: Rows) -> abi.StoredMatrix:
+    """Rows of a piece as the kernels' structure."""
+    values, scale, minimum = rows.values, rows.scale, rows.minimum
+    return abi.StoredMatrix(
+        data=address(values),
+        scale=None if scale is None else address(scale),
+        minimum=None if minimum is None else address(minimum),
+        rows=values.shape[0],
+        cols=values.shape[1],
+        row_bytes=values.strides[0],
+        group=0 if scale is None else values.shape[1] // scale.shape[1],
+        format=abi.FORMATS["f32"] if scale is None else abi.GROUPS,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +95,77 @@ class Packer:
 
     def matrix(
         self,
-        tensors: Sequence[Matrix],
+        matrices: Sequence[Matrix],
         arrangement: int = abi.CONCATENATED,
         biases: Sequence[Tensor | None] = (),
     ) -> abi.PackedMatrix:
-        """Pack the tensors' rows into one matrix, padded with zero rows to whole panels."""
-        panel = self.kernels.info.panel
-        rows = -(-sum(t.shape[0] for t in tensors) // panel) * panel
-        cols = tensors[0].shape[1]
-        format_ = packed_format(tensors, self.weights)
-        data = self.into.arena.allocate(int(rows * cols * BITS[format_] / 8))
-        result = abi.PackedMatrix(address(data), None, rows, cols, abi.PACKED[format_])
+        """Pack the rows of `matrices` into one matrix, padded with zero rows to whole panels.
+
+        Raises ModelError for scales that are not finite.
+        """
+        parts = packed_parts(matrices, self.weights, arrangement)
+        order = input_order(matrices) if parts[0].ordered else None
+        packed = [self._part(part, arrangement) for part in parts]
+        result = packed[0]
+        if len(packed) > 1:
+            for before, part in pairwise(packed):
+                part.first_row = before.first_row + before.rows
+            array = (abi.PackedMatrix * len(packed))(*packed)
+            self.into.keep.append(array)
+            last = packed[-1]
+            result = abi.PackedMatrix(rows=last.first_row + last.rows, cols=last.cols, format=packed[0].format)
+            result.parts, result.part_count = ctypes.addressof(array), len(packed)
+        if order is not None:
+            result.order = self.own(np.ascontiguousarray(order))
+            self.into.size += order.nbytes
         given = [dequantize(b).ravel() for b in biases if b is not None]
         if given:
-            result.bias = self.own(self.bias(given, rows, arrangement))
-        known = [exact_half(_floats(tensor, format_)) for tensor in tensors]
-        sources = (abi.StoredMatrix * len(known))(*map(source, known))
-        self.kernels.library.octavo_pack(self.team, result, sources, len(known), arrangement)
-        for tensor in tensors:
-            tensor.release()  # else the file's pages and their packed copy would be resident together
-        self.own(data)
-        self.into.size += data.nbytes
-        self.into.quantized |= format_ not in ELEMENT_BYTES
+            result.bias = self.own(self.by_row(given, result.rows, arrangement))
+        for matrix in matrices:
+            matrix.release()  # else the file's pages and their packed copy would be resident together
+        self.into.quantized |= of_integers(parts)
         return result
 
-    def bias(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
+    def _part(self, part: Part, arrangement: int) -> abi.PackedMatrix:
+        """Pack matrices in one format."""
+        panel, cols = self.kernels.info.panel, part.matrices[0].shape[1]
+        rows = -(-sum(m.shape[0] for m in part.matrices) // panel) * panel
+        layout = part.layout
+        data = self.into.arena.allocate(rows * layout.row_bytes(cols))
+        result = abi.PackedMatrix(
+            self.own(data), rows=rows, cols=cols, span=layout.span, format=abi.PACKED[layout.format]
+        )
+        self.into.size += data.nbytes
+        tensors = [exact_half(matrix) for matrix in part.matrices if isinstance(matrix, Tensor)]
+        if len(tensors) == len(part.matrices):
+            self._pack(result, [source(tensor) for tensor in tensors], arrangement, range(rows // panel))
+            return result
+        factor = self._factor(result) if part.grouped else None
+        if layout.kind == "code4":
+            result.levels[:] = integer_levels(levels_of(part.matrices[0]))[1].tolist()
+        at_once = max(1, _PIECE_VALUES // (cols * panel))
+        panels = [range(first, min(first + at_once, rows // panel)) for first in range(0, rows // panel, at_once)]
+        read = partial(read_piece, part, arrangement, panel)
+        for some, sources in zip(panels, in_threads(read, panels, _READERS), strict=True):
+            self._pack(result, [rows_source(stored) for stored in sources], arrangement, some)
+            if factor is not None:
+                factors = [stored.factor for stored in sources if stored.factor is not None]
+                count = len(some) * panel
+                factor[some.start * panel :][:count] = self.by_row(factors, count, arrangement)
+        return result
+
+    def _pack(self, matrix: abi.PackedMatrix, sources: list[abi.StoredMatrix], arrangement: int, panels: range) -> None:
+        array = (abi.StoredMatrix * len(sources))(*sources)
+        self.kernels.library.octavo_pack(self.team, matrix, array, len(array), arrangement, panels.start, len(panels))
+
+    def _factor(self, matrix: abi.PackedMatrix) -> NDArray[np.float32]:
+        """The factors of a matrix's rows."""
+        factor = self.into.arena.allocate(4 * matrix.rows).view(np.float32)
+        matrix.factor = self.own(factor)
+        self.into.size += factor.nbytes
+        return factor
+
+    def by_row(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
         """One value per packed row, in the order of the rows."""
         result = np.zeros(rows, np.float32)
         if arrangement == abi.INTERLEAVED:
@@ -152,25 +186,6 @@ class Packer:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
         return address(array)
-
-
-def _floats(matrix: Matrix, format_: abi.PackedFormat) -> Tensor:
-    """A matrix as a tensor that the kernels read."""
-    if not isinstance(matrix, GroupedMatrix):
-        return matrix
-    values = matrix.dequantize()
-    return Tensor("bf16", matrix.shape, bf16_bits(values)) if format_ == "bf16" else Tensor("f32", matrix.shape, values)
-
-
-def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
-    """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
-    fused = [m for la in weights.layers for m in ((la.q, la.k, la.v), (la.o,), (la.gate, la.up), (la.down,))]
-    bits = sum(
-        math.prod(tensor.shape) * BITS[packed_format(tensors, wanted)]
-        for tensors in [*fused, (weights.lm_head,)]
-        for tensor in tensors
-    )
-    return int(bits / 8)
 
 
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:

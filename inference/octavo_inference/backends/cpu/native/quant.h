@@ -1,4 +1,4 @@
-// Dequantizes rows of stored tensors to fp32, and reads blocks of them as 32 integers with scale and minimum.
+// Dequantizes rows of stored tensors to fp32, and reads blocks of them as 32 integers with scales and minima.
 // llama.cpp's ggml-quants.c documents the blocks.
 #pragma once
 
@@ -46,15 +46,16 @@ inline uint16_t float_to_half(float value) {
   return sign | uint16_t(units + (exponent + 14) * 1024);
 }
 
-// 32 weights: scale[i / 16] * q[i] + minimum. q is 0..15 in 4-bit formats, 0..31 in 5-bit formats, -32..31 in Q6_K, and
-// any int8 in Q8_0 and of floats. The last three have no minimum.
+// 32 weights: scale[i / 16] * q[i] + minimum[i / 16]. q is 0..15 in 4-bit formats, 0..31 in 5-bit formats, -32..31 in
+// Q6_K, and any int8 in Q8_0 and of floats. The last three have no minimum. Of groups, q is what the file has, and the
+// packed format knows what it means.
 struct WeightBlock {
   int8_t q[32];
-  float scale[2], minimum;
+  float scale[2], minimum[2];
 
   void all(float d, float m) {
     scale[0] = scale[1] = d;
-    minimum = m;
+    minimum[0] = minimum[1] = m;
   }
 };
 
@@ -103,7 +104,7 @@ inline void read_q6_k(const uint8_t* p, i64 j, WeightBlock& out) {
     out.q[i] = int8_t((low | (pairs[i] >> (2 * quarter) & 3) << 4) - 32);
   }
   for (int i = 0; i < 2; i++) out.scale[i] = d * float(int8_t(p[192 + half * 8 + quarter * 2 + i]));
-  out.minimum = 0.0f;
+  out.minimum[0] = out.minimum[1] = 0.0f;
 }
 
 // Rounds 32 floats as Q8_0 does: the one of largest magnitude becomes ±127. NaN becomes -127 times the largest scale.
@@ -114,6 +115,16 @@ inline void round_block(const float* x, WeightBlock& out) {
   for (int i = 0; i < 32; i++)
     out.q[i] = int8_t(std::nearbyint(std::fmin(std::fmax(x[i] * inverse, -127.0f), 127.0f)));
   out.all(scale, 0.0f);
+}
+
+// Reads block `b`, 32 elements, of a row of groups.
+inline void read_groups(const Source& source, i64 row, i64 b, WeightBlock& out) {
+  std::memcpy(out.q, static_cast<const uint8_t*>(source.data) + row * source.row_bytes + b * 32, 32);
+  for (int part = 0; part < 2; part++) {
+    const i64 at = (row * source.cols + b * 32 + part * 16) / source.group;
+    out.scale[part] = source.scale[at];
+    out.minimum[part] = source.minimum ? source.minimum[at] : 0.0f;
+  }
 }
 
 // Reads block `b`, 32 elements, of a row that starts at p. Floats are rounded to 8 bits.
@@ -164,7 +175,7 @@ inline void dequantize_row(const Source& source, i64 row, float* out) {
     WeightBlock block;
     for (i64 b = 0; b < source.cols / 32; b++) {
       read_block(source.format, p, b, block);
-      for (int i = 0; i < 32; i++) *out++ = block.scale[i / 16] * float(block.q[i]) + block.minimum;
+      for (int i = 0; i < 32; i++) *out++ = block.scale[i / 16] * float(block.q[i]) + block.minimum[i / 16];
     }
   }
 }

@@ -128,20 +128,47 @@ OCTAVO_INLINE UVec select_bits(uint32_t mask, UVec a, UVec b) {
 }
 
 // Converts W fp16 numbers to fp32. Infinity and NaN may become large finite numbers.
-OCTAVO_INLINE Vec load_half(const uint16_t* p) {
+OCTAVO_INLINE Vec from_half(HVec half) {
 #if defined(__AVX512F__)
-  return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  return (Vec)_mm512_cvtph_ps((__m256i)half);
 #elif defined(__F16C__) && !defined(OCTAVO_VECTOR_FLOATS)
-  return (Vec)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return (Vec)_mm256_cvtph_ps((__m128i)half);
 #elif defined(__aarch64__) && !defined(OCTAVO_VECTOR_FLOATS)
-  return (Vec)vcvt_f32_f16((float16x4_t)vld1_u16(p));
+  return (Vec)vcvt_f32_f16((float16x4_t)half);
 #else
-  HVec half;
-  std::memcpy(&half, p, sizeof half);
   UVec bits = __builtin_convertvector(half, UVec);
   // The multiplication rebiases the exponent and also normalizes subnormal numbers.
   Vec size = (Vec)((bits & 0x7fff) << 13) * 0x1p112f;
   return (Vec)((UVec)size | ((bits & 0x8000) << 16));
+#endif
+}
+OCTAVO_INLINE Vec load_half(const uint16_t* p) {
+  HVec half;
+  std::memcpy(&half, p, sizeof half);
+  return from_half(half);
+}
+
+// A table of 16 bytes, each `added` larger than given, repeated in each 128 bits.
+inline UVec table(const int8_t* bytes, int added) {
+  uint8_t all[4 * W];
+  for (int i = 0; i < 4 * W; i++) all[i] = uint8_t(bytes[i % 16] + added);
+  return load_bits(all);
+}
+
+// For each byte of `index`, 0 to 15, that byte of a table.
+OCTAVO_INLINE UVec look_up(UVec table, UVec index) {
+#if defined(__AVX512BW__)
+  return (UVec)_mm512_shuffle_epi8((__m512i)table, (__m512i)index);
+#elif defined(__AVX2__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (UVec)_mm256_shuffle_epi8((__m256i)table, (__m256i)index);
+#elif defined(__aarch64__) && !defined(OCTAVO_VECTOR_FLOATS)
+  return (UVec)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)index);
+#else
+  uint8_t bytes[4 * W], at[4 * W];
+  std::memcpy(bytes, &table, sizeof bytes);
+  std::memcpy(at, &index, sizeof at);
+  for (uint8_t& i : at) i = bytes[i];
+  return load_bits(at);
 #endif
 }
 

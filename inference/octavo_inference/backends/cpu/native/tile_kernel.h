@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "amx.h"
+#include "fp8.h"
 #include "panels.h"
 
 #if defined(OCTAVO_TILES)
@@ -84,24 +85,25 @@ static inline void add_rest(const bf16* a, i64 lda, int rows, i64 first, i64 col
 
 // What the kernels have in common. Each has a Panel, which is made once for all rows of a piece.
 struct TileKernel {
-  using Input = bf16;
-  static constexpr int MAX_TILE = 2 * TILE_ROWS;
-  static i64 row_length(i64 cols) { return cols; }
+  static constexpr int MOST_ROWS = 2 * TILE_ROWS;
+  i64 max_tile = MOST_ROWS, row_bytes, panel_bytes, steps;
   static void start(i64 rows) { shape_tiles(int(std::min<i64>(rows, TILE_ROWS))); }
 };
 
 struct FloatTileKernel : TileKernel {
-  static constexpr int STEP_BYTES = STEP_PAIR_BYTES / TILE_ROWS;
-  static i64 steps(i64 cols) { return cols / 2; }
+  explicit FloatTileKernel(const Matrix& matrix)
+      : TileKernel{.row_bytes = matrix.cols * i64(sizeof(bf16)),
+                   .panel_bytes = matrix.cols * PANEL * i64(sizeof(bf16)),
+                   .steps = matrix.cols / 2} {}
 
   struct Panel {
     const uint8_t* pairs;
-    Panel(const uint8_t* panel, i64, i64) : pairs(panel) {}
+    Panel(const FloatTileKernel&, const Matrix&, const uint8_t* panel, i64) : pairs(panel) {}
   };
 
   template <class Aside>
-  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
-                                     Prefetch prefetch, Aside&& aside) {
+  OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums, Prefetch prefetch,
+                              Aside&& aside) const {
     const i64 whole = cols / STEP_COLS;
     prefetch.stride *= TILE_ROWS;
     // A single tile: without prefetches its loads do not keep the memory busy.
@@ -119,24 +121,44 @@ OCTAVO_INLINE UVec round_pair(Vec even, Vec odd) {
   return select_bits(0xffff0000u, high, low);
 }
 
-// Makes bf16 pairs [16][PANEL][2] of a block: scale * q + minimum, rounded.
+// Makes bf16 pairs [16][PANEL][2] of blocks: scale * q + minimum, rounded.
 //
 // A lane holds four unsigned numbers u of BITS bits, from bit START of each byte on. One shift brings two of them into
 // the mantissas of floats in [1, 2): the second one to its top, where the float is 1 + u / 2^BITS, and the first one eight
 // bits below, where it is 1 + u / 2^(BITS + 8). A multiply-add turns these into weights.
 template <class Q>
-struct Unpack {
-  static constexpr int BITS = Q::STORED_BITS;
+class Unpack {
+ public:
+  explicit Unpack(const Matrix& matrix) : values_(matrix) {}
+
+  OCTAVO_INLINE void operator()(const uint8_t* step, const uint8_t* block, uint8_t* out) const {
+    for (int c = 0; c < PANEL_VECS; c++) {
+      Coefficients parts[Q::SUMS];
+      for (int p = 0; p < Q::SUMS; p++) {
+        const Vec scale = Q::Scales::scale(step, p, c);
+        for (int i = 0; i < 2; i++) {
+          parts[p].scale[i] = FACTOR[i] * scale;
+          parts[p].minimum[i] = -(FACTOR[i] + float(Values::TILE_ADDED)) * scale;
+          if constexpr (Q::MINIMA > 0) parts[p].minimum[i] += Q::Scales::minimum(step, std::min(p, Q::MINIMA - 1), c);
+        }
+      }
+      vector<0>(block, c, parts, out);
+    }
+  }
+
+ private:
+  using Values = typename Q::Values;
+  static constexpr int BITS = Values::STORED_BITS;
   static constexpr float FACTOR[2] = {float(1 << (BITS + 8)), float(1 << BITS)};  // of the first and the second
   struct Coefficients {
     Vec scale[2], minimum[2];
   };
 
   template <int V>
-  static OCTAVO_INLINE void vector(const uint8_t* block, int c, const Coefficients (&parts)[Q::SUMS], uint8_t* out) {
-    constexpr int START = Q::template start_bit<V>(), LEFT = 15 - BITS - START, RIGHT = BITS + 1 + START;
+  OCTAVO_INLINE void vector(const uint8_t* block, int c, const Coefficients (&parts)[Q::SUMS], uint8_t* out) const {
+    constexpr int START = Values::template start_bit<V>(), LEFT = 15 - BITS - START, RIGHT = BITS + 1 + START;
     constexpr uint32_t FIRST = ((1u << BITS) - 1) << (15 - BITS), SECOND = FIRST << 8;
-    const UVec one = 0x3f800000u - UVec{}, fields = Q::template fields<V>(block, c);
+    const UVec one = 0x3f800000u - UVec{}, fields = values_.template fields<V>(block, c);
     const Coefficients& part = parts[V * Q::SUMS / VECTORS];
     for (int pair = 0; pair < 2; pair++) {
       const UVec moved = pair == 0 ? fields << LEFT : fields >> RIGHT;
@@ -148,71 +170,85 @@ struct Unpack {
     if constexpr (V + 1 < VECTORS) vector<V + 1>(block, c, parts, out);
   }
 
-  static OCTAVO_INLINE void block(const uint8_t* from, uint8_t* out) {
+  Values values_;
+};
+
+template <>
+class Unpack<Fp8> {
+ public:
+  explicit Unpack(const Matrix&) {}
+
+  OCTAVO_INLINE void operator()(const uint8_t* step, const uint8_t* block, uint8_t* out) const {
     for (int c = 0; c < PANEL_VECS; c++) {
-      Coefficients parts[Q::SUMS];
-      for (int p = 0; p < Q::SUMS; p++) {
-        const Vec scale = Q::scale(from, p, c);
-        for (int i = 0; i < 2; i++) {
-          parts[p].scale[i] = FACTOR[i] * scale;
-          parts[p].minimum[i] = -(FACTOR[i] + Q::ADDED) * scale;
-          if constexpr (Q::MINIMUM) parts[p].minimum[i] += Q::minimum(from, c);
-        }
+      const Vec scale = Fp8::scale(step, c);
+      const auto weights = [&](int k) { return load_e4m3(block + k * PANEL + c * W) * scale; };
+#pragma GCC unroll 16
+      for (int k = 0; k < BLOCK; k += 2) {
+        const UVec both = round_pair(weights(k), weights(k + 1));
+        std::memcpy(out + k / 2 * PANEL * 4 + c * 64, &both, sizeof both);
       }
-      vector<0>(from, c, parts, out);
     }
   }
 };
 
-// Memory of this thread for `bytes`, valid until its next call.
-inline uint8_t* panel_memory(i64 bytes) {
-  struct alignas(64) Line {
-    uint8_t bytes[64];
-  };
-  static thread_local std::vector<Line> lines;
-  if (i64(lines.size()) * 64 < bytes) lines.resize(size_t(bytes / 64));
-  return lines.data()->bytes;
+// Blocks of a panel, from `first` on, as bf16 pairs.
+template <class Q>
+static __attribute__((noinline)) void unpack_blocks(const Matrix& matrix, const uint8_t* panel, i64 first, i64 count,
+                                                    uint8_t* pairs) {
+  const Unpack<Q> unpack(matrix);
+  i64 index = first % matrix.span;  // of a block in its step
+  const uint8_t* step = panel + first / matrix.span * step_bytes<Q>(matrix);
+  for (i64 i = 0; i < count; i++, pairs += STEP_PAIR_BYTES) {
+    const uint8_t* block = step + Q::HEADER_BYTES + index * Q::BLOCK_BYTES;
+    for (i64 line = 0; line < Q::BLOCK_BYTES + Q::HEADER_BYTES / matrix.span; line += 64)
+      __builtin_prefetch(block + AHEAD_BYTES + line);
+    unpack(step, block, pairs);
+    if (++index == matrix.span) index = 0, step = block + Q::BLOCK_BYTES;
+  }
 }
 
 // Quantized weights times bf16 activations. The weights become bf16 in the cache: a panel at once for many rows, a few
 // blocks at a time for a single tile, so that they are still in L1 when they are multiplied.
-template <class Q>
 struct QuantizedTileKernel : TileKernel {
   static_assert(BLOCK == STEP_COLS);
-  static constexpr int STEP_BYTES = Q::BLOCK_BYTES;
   static constexpr i64 AT_ONCE = 2;
-  static i64 steps(i64 cols) { return cols / BLOCK; }
+  void (*unpack)(const Matrix&, const uint8_t*, i64, i64, uint8_t*);
+
+  template <class Q>
+  static QuantizedTileKernel of(const Matrix& matrix) {
+    const i64 blocks = matrix.cols / BLOCK;
+    return {{.row_bytes = matrix.cols * i64(sizeof(bf16)),
+             .panel_bytes = blocks / matrix.span * step_bytes<Q>(matrix),
+             .steps = blocks},
+            unpack_blocks<Q>};
+  }
 
   class Panel {
    public:
-    Panel(const uint8_t* packed, i64 cols, i64 tiles)
-        : packed_(packed), whole_(tiles > 1), pairs_(panel_memory((whole_ ? steps(cols) : AT_ONCE) * STEP_PAIR_BYTES)) {
-      if (whole_) unpack(0, steps(cols));
+    Panel(const QuantizedTileKernel& kernel, const Matrix& matrix, const uint8_t* packed, i64 tiles)
+        : kernel_(kernel), matrix_(matrix), packed_(packed), whole_(tiles > 1),
+          pairs_(panel_memory((whole_ ? kernel.steps : AT_ONCE) * STEP_PAIR_BYTES)) {
+      if (whole_) kernel.unpack(matrix, packed, 0, kernel.steps, pairs_);
     }
     const uint8_t* operator()(i64 step, i64& count) const {
       if (whole_) return pairs_;
       count = std::min(count, AT_ONCE);
-      unpack(step, count);
+      kernel_.unpack(matrix_, packed_, step, count, pairs_);
       return pairs_;
     }
 
    private:
-    void unpack(i64 step, i64 count) const {
-      for (i64 i = 0; i < count; i++) {
-        const uint8_t* from = packed_ + (step + i) * STEP_BYTES;
-        for (i64 line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(from + AHEAD_BYTES + line);
-        Unpack<Q>::block(from, pairs_ + i * STEP_PAIR_BYTES);
-      }
-    }
+    const QuantizedTileKernel& kernel_;
+    const Matrix& matrix_;
     const uint8_t* packed_;
     bool whole_;
     uint8_t* pairs_;
   };
 
   template <class Aside>
-  static OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums,
-                                     Prefetch prefetch, Aside&& aside) {
-    multiply_tiles(a, cols, rows, steps(cols), panel, sums, prefetch, aside);
+  OCTAVO_INLINE void multiply(const bf16* a, int rows, i64 cols, const Panel& panel, float* sums, Prefetch prefetch,
+                              Aside&& aside) const {
+    multiply_tiles(a, cols, rows, steps, panel, sums, prefetch, aside);
   }
 };
 

@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from octavo_inference.backends.cuda.kernels import workspace
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
 
@@ -17,8 +18,7 @@ _LEAST_STEPS = 4
 ROW_STEPS = (16, 32, 64, 128)
 """Products with a row count up to one of these share a tile; for more rows weights are dequantized first (`Linear`)."""
 
-WORKSPACE = 1 << 23
-"""Floats for a piece of dequantized weights (`linear.Linear`). The partial sums of `linear.linear` need no more."""
+WORKSPACE = workspace.WORKSPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,10 @@ have one scale for their low nibbles and one for their high ones, which are the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from torch import Tensor
+if TYPE_CHECKING:  # layouts are needed where torch is not installed
+    from torch import Tensor
 
 Form = Literal["f32", "bf16", "int4", "int8", "code4", "fp4", "fp8"]
 Stored = Literal["dense", "int4", "int8", "code4", "fp4", "fp8"]

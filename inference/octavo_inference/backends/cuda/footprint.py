@@ -1,0 +1,93 @@
+"""Computes a model's memory on GPUs from the headers of its files: no weight is read, no GPU library is needed.
+
+Weights are planned by the code that loads them. The buffers of a step are upper bounds of `buffers.buffer_shapes`, of
+`Sampler`, `PromptScorer` and the tables, taken apart into terms that can be multiplied without knowledge of decoders;
+tests/contract compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
+from octavo_inference.backends.cuda.packing import Dense, Quantization
+from octavo_inference.backends.cuda.weight_plan import plan_weights
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
+from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.shard import shard, vocab_share
+from octavo_inference.models.weights import Weights
+from octavo_protocol.model import GpuReport, GpuShare
+
+_MOST_RANKS = 16
+# Keys of the report: dense type and quantization of the weights.
+_KINDS: dict[str, tuple[Dense, Quantization]] = {
+    "auto": ("bf16", "auto"),
+    "bfloat16": ("bf16", "dense"),
+    "float32": ("f32", "dense"),
+    "fp8": ("bf16", "fp8"),
+}
+_TILE, _BINS, _CANDIDATES, _PENALISED = 2048, 128, 8192, 32  # of the sampler
+_CHANGES = 1 << 18  # bytes of the smallest copy of changed rows
+_PROCESSORS = 160  # more than any GPU of today has
+_INPUTS = 12  # integers of a sequence, its parts included
+_ALTERNATIVES = 8 * (1 + MAX_LOGPROBS)
+
+
+def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
+    """Sizes for each number of GPUs that can share the model. `weights` may be an outline's."""
+    ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
+    return GpuReport(
+        head_dim=config.head_dim,
+        row_elements=config.hidden,
+        position=sum(4 * rope.dim for rope in ropes),
+        shares=tuple(_shares(weights, config)),
+    )
+
+
+def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
+    for ranks in range(1, _MOST_RANKS + 1):
+        try:
+            # The first rank also has the biases that are added once.
+            part, own = shard(config, weights, rank=0, size=ranks)
+        except SettingsError:
+            continue
+        yield _share(part, own, ranks)
+
+
+def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
+    attended = config.heads * config.head_dim
+    qkv = attended + 2 * config.kv_heads * config.head_dim
+    shares = max(1, 3 * _PROCESSORS // config.kv_heads)
+    parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
+    plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}
+    return GpuShare(
+        ranks=ranks,
+        weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
+        kv_elements_per_token=config.kv_bytes_per_token(1),
+        # Ids, positions and slots, the residual stream, and the scores of prompts.
+        token=16 + 4 * config.hidden + _ALTERNATIVES + 32,
+        token_elements=2 * config.hidden + qkv + 2 * attended + 3 * config.intermediate,
+        widest=max(config.hidden, attended, config.intermediate),
+        row=_row(config, ranks),
+        fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES,
+        # Where the GPU's tensor cores multiply fp8.
+        fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
+        ordered=any(plan.ordered for plan in plans.values()),
+    )
+
+
+def _row(config: ModelConfig, ranks: int) -> int:
+    """Logits, sampler, scorer, inputs and table of a running request, without its tokens and blocks."""
+    vocab = config.vocab
+    tiles = -(-vocab // min(_TILE, 1 << (vocab - 1).bit_length()))
+    mask = mask_width(vocab)
+    table = len(SAMPLING) + RULES_WIDTH + mask + 8
+    changes = mask + 4 * (1 + mask // 1024)
+    gathered = ranks * vocab_share(vocab, ranks) if ranks > 1 else 0
+    integers = vocab + gathered + config.hidden + table + changes + _INPUTS + 4 + 2
+    samples = 4 * (vocab + 2 * _CANDIDATES + (5 + _BINS) * tiles + 2)
+    # The sampler reports on tokens, and the scorer on prompts.
+    reports = 2 * (16 + 8 * MAX_LOGPROBS) * tiles + 8 * (4 + max(MAX_LOGPROBS, MAX_LOGPROB_TOKEN_IDS)) + 16
+    return 4 * integers + samples + reports

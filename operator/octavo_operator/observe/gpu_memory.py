@@ -1,0 +1,187 @@
+"""Estimates the memory of each GPU of a replica from the model inspection, before a server runs.
+
+Same arithmetic as the memory plan of `octavo_inference.backends.cuda.factory` and `core.kv_cache_sizing.fit`; a test
+compares the two. The buffers of a step depend a little on the GPU: the estimate takes the largest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.observe.gpu_fit import Card
+from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
+from octavo_protocol.model import GpuReport, GpuShare, ModelReport
+
+_MIB = 1 << 20
+_BLOCK_SIZE = 16
+_ID_BYTES = 4
+_SCALE_BYTES = 4
+_TRANSFER = 8 * _MIB
+# What a process has of a GPU before it loads a model: its CUDA context and what the driver keeps. At least this much of
+# the memory in the node's label is missing then; a server knows it exactly.
+_CONTEXT = 512 * _MIB
+# The server leaves this much free, and more for the rounding of torch's allocator.
+_RESERVE, _RESERVE_SHARE = 512 * _MIB, 0.02
+_ROUNDING, _MOST_ROUNDING = 0.06, 512 * _MIB
+_GRAPHS, _GRAPH = 64 * _MIB, 4 * _MIB
+# Flags of octavo-server that change its memory on a GPU: with one of them there is no estimate.
+_SIZING = frozenset(
+    {
+        *("kv-memory", "kv-dtype", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
+        *("block-size", "profile", "device", "backend", "quantization", "cuda-graphs", "no-cuda-graphs"),
+        *("chunked-prefill", "no-chunked-prefill"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEstimate:
+    """Bytes on each GPU of one replica at full use. `card` is the GPU; None if only `kv` is known to matter.
+
+    `room`: what the rest leaves for the KV pool, negative if it leaves nothing. `sequence`: KV of the longest
+    sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
+    """
+
+    card: Card | None
+    weights: int
+    kv: int
+    working: int
+    graphs: int
+    reserve: int
+    room: int
+    sequence: int
+    block: int
+    block_size: int
+    length: int
+
+    @property
+    def total(self) -> int:
+        """All bytes, with the CUDA context and what stays free."""
+        return self.weights + self.kv + self.working + self.graphs + self.reserve
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV pool holds."""
+        return self.kv // self.block * self.block_size
+
+    @property
+    def least(self) -> int:
+        """Fewest bytes of KV with which a server starts."""
+        return 2 * self.block
+
+
+def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
+    """Bytes of the weights on each GPU, None if they are unknown."""
+    share = _share(settings, found.gpu)
+    return None if share is None else share.weights.get(_kind(settings))
+
+
+def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
+    """Bytes of one token in the KV cache pool of each GPU, None if they are unknown."""
+    share = _share(settings, found.gpu)
+    if share is None or found.gpu is None or not found.gpu.head_dim:
+        return None
+    if settings.kv_dtype == "auto":
+        return share.kv_elements_per_token * _element_bytes(settings)
+    # A head of a token has one scale.
+    return share.kv_elements_per_token + _SCALE_BYTES * share.kv_elements_per_token // found.gpu.head_dim
+
+
+def estimate(spec: Spec, found: ModelReport, card: Card | None) -> GpuEstimate | None:
+    """The estimate for a replica on such GPUs; None where only the server can tell."""
+    if {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args} & _SIZING:
+        return None
+    return estimate_of(spec.engine.settings, found, card)
+
+
+def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None) -> GpuEstimate | None:
+    """Like `estimate`, for the engine's settings."""
+    gpu, share = found.gpu, _share(settings, found.gpu)
+    weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
+    if not (gpu and share and weights and token and found.max_length) or not (card or settings.kv_memory):
+        return None
+    profile = GPU_PROFILES[settings.profile]
+    rows = settings.max_running_requests or profile.max_running_requests
+    longest = min(settings.max_model_len or found.max_length, found.max_length)
+    whole = 0 if settings.chunked_prefill else longest
+    tokens = settings.max_batched_tokens or max(profile.max_batched_tokens, rows, whole)
+    block_size = settings.block_size or _BLOCK_SIZE
+    block = token * block_size
+    working = _working(settings, gpu, share, rows, tokens, longest, block_size) + max(_TRANSFER, block)
+    graphs = 0 if settings.cuda_graphs is False else _GRAPHS + _GRAPH * graph_count(rows, tokens)
+    memory = card.memory if card else 0
+    reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
+    room = memory - weights - working - graphs - reserve
+    useful = rows * math.ceil(longest / block_size) * block
+    kv = (settings.kv_memory or max(0, min(room, useful))) // block * block
+    length = longest if settings.max_model_len else min(longest, max(kv // block, 1) * block_size)
+    return GpuEstimate(
+        card=card,
+        weights=weights,
+        kv=kv,
+        working=working,
+        graphs=graphs,
+        reserve=reserve,
+        room=room,
+        sequence=math.ceil(length / block_size) * block,
+        block=block,
+        block_size=block_size,
+        length=length,
+    )
+
+
+def _share(settings: EngineSettings, gpu: GpuReport | None) -> GpuShare | None:
+    shares = gpu.shares if gpu else ()
+    return next((share for share in shares if share.ranks == settings.tensor_parallel_size), None)
+
+
+def _kind(settings: EngineSettings) -> str:
+    if settings.quantization == "auto":
+        return settings.dtype
+    return settings.quantization if settings.dtype != "float32" else f"{settings.quantization} {settings.dtype}"
+
+
+def _element_bytes(settings: EngineSettings) -> int:
+    return 4 if settings.dtype == "float32" else 2
+
+
+def _working(
+    settings: EngineSettings, gpu: GpuReport, share: GpuShare, rows: int, tokens: int, longest: int, block_size: int
+) -> int:
+    """Buffers of steps, without those of KV transfers. The row table has one row more than there are sequences."""
+    size = _element_bytes(settings)
+    eight_bits = share.widest if _kind(settings) in share.fp8 else 0
+    ordered = size * share.widest * max(tokens, rows) if share.ordered else 0
+    ids = longest + math.ceil(longest / block_size) + 8
+    return (
+        share.fixed
+        + ordered
+        + gpu.position * longest
+        + tokens * (share.token + size * share.token_elements + eight_bits)
+        + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)
+    )
+
+
+def graph_count(rows: int, tokens: int) -> int:
+    """Number of CUDA graphs that a server may capture: as many as `launch_sizes` has sizes."""
+    most = min(rows, tokens)
+    decodes = {2**i for i in range(most.bit_length())} | {most} | set(range(8, most, 8))
+    return len(decodes) + sum(1 + _sequence_counts(n, rows) for n in _token_counts(min(tokens, 2048), tokens))
+
+
+def _token_counts(most: int, tokens: int) -> list[int]:
+    """Padded numbers of tokens of steps with prompts."""
+    small = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    found = [*small, *range(768, most + 256, 256)]
+    first = next((at for at, count in enumerate(found) if count >= most), len(found) - 1)
+    return sorted({min(count, tokens) for count in found[: first + 1]})
+
+
+def _sequence_counts(tokens: int, rows: int) -> int:
+    """How many padded numbers of sequences steps of so many tokens have: 8, 64, ... and the maximum."""
+    most, count, found = min(tokens, rows), 8, 1
+    while count < most:
+        count, found = count * 8, found + 1
+    return found

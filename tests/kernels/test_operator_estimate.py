@@ -1,0 +1,229 @@
+"""The operator's estimate for GPUs, from headers of files, agrees with the backend's plan on the GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+
+from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.collectives import ALONE
+from octavo_inference.backends.cuda.device import Device
+from octavo_inference.backends.cuda.factory import MemoryNeeds, memory_needs
+from octavo_inference.backends.cuda.footprint import gpu_report
+from octavo_inference.backends.cuda.graphs import graph_sizes
+from octavo_inference.common.errors import DeviceError
+from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
+from octavo_inference.core.kv_cache_sizing import fit
+from octavo_inference.download.inspect import inspect
+from octavo_inference.engine.cuda_factory import build_cuda
+from octavo_inference.model_loader import LoadedModel, TextModel, load_model
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.groups import GroupedMatrix, Grouping
+from octavo_inference.models.shard import shard
+from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.gpu_memory import GpuEstimate, estimate, graph_count
+from octavo_operator.observe.gpu_refusal import gpu_refusal
+from octavo_protocol.model import ModelReport, encode_inspection
+
+from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
+
+GIB, CONTEXT = 2**30, 2**29
+H100 = Device(torch.device("cuda"), "H100", (9, 0), 132, 80 * GIB, 80 * GIB - CONTEXT)
+LLAMA_8B = ModelConfig(
+    architecture="llama", layers=32, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=14336, vocab=128_256,
+    max_positions=131_072, rope_theta=500_000.0, norm_eps=1e-5, tied_embeddings=False, eos_token_ids=(128_001,),
+)  # fmt: skip
+GEMMA = dataclasses.replace(
+    LLAMA_8B, architecture="gemma3", layers=26, hidden=1152, heads=4, kv_heads=1, head_dim=256, intermediate=6912,
+    vocab=262_144, max_positions=32_768, tied_embeddings=True, local_rope_theta=10_000.0, windows=(512, None) * 13,
+    output_norms=True, qk_norm=True,
+)  # fmt: skip
+PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
+
+
+def weights_of(config: ModelConfig, stored: Format) -> Weights:
+    """Weights in memory that is never written."""
+    step, size = PART[stored]
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        if stored == "bf16":
+            return Tensor(stored, (rows, columns), np.empty((rows, columns), np.uint16))
+        return Tensor(stored, (rows, columns), np.empty((rows, columns // step * size), np.uint8))
+
+    def norm(count: int) -> Tensor:
+        return Tensor("f32", (count,), np.empty(count, np.float32))
+
+    layers = tuple(layer_of(config, matrix, norm) for _ in range(config.layers))
+    embedding = matrix(config.vocab, config.hidden)
+    head = embedding if config.tied_embeddings else matrix(config.vocab, config.hidden)
+    return Weights(embedding, layers, norm(config.hidden), head)
+
+
+def act_order(config: ModelConfig) -> Weights:
+    """Weights of a GPTQ checkpoint with sorted columns: only their shapes are known."""
+    base = weights_of(config, "bf16")
+
+    def sorted_matrix(matrix: Matrix) -> GroupedMatrix:
+        rows, columns = matrix.shape
+        order = np.arange(columns, dtype=np.int32)
+        read = lambda *_: pytest.fail("no weight is read")  # noqa: E731
+        return GroupedMatrix("gptq", (rows, columns), Grouping("int4", 128, minimum=True), read, order=order)
+
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+    layers = tuple(
+        dataclasses.replace(layer, **{name: sorted_matrix(getattr(layer, name)) for name in names})
+        for layer in base.layers
+    )
+    return dataclasses.replace(base, layers=layers)
+
+
+def fp8_blocks(config: ModelConfig) -> Weights:
+    """Weights of an FP8 checkpoint with blocks of 128 columns."""
+    base = act_order(config)
+    names = ("q", "k", "v", "o", "gate", "up", "down")
+
+    def blocks(matrix: GroupedMatrix) -> GroupedMatrix:
+        return dataclasses.replace(matrix, format="fp8", grouping=Grouping("fp8", 128), order=None)
+
+    layers = tuple(
+        dataclasses.replace(layer, **{name: blocks(getattr(layer, name)) for name in names}) for layer in base.layers
+    )
+    return dataclasses.replace(base, layers=layers)
+
+
+Stored = Format | Literal["act-order", "fp8 blocks"]
+
+
+def model_of(config: ModelConfig, stored: Stored) -> Weights:
+    if stored == "act-order":
+        return act_order(config)
+    return fp8_blocks(config) if stored == "fp8 blocks" else weights_of(config, stored)
+
+
+def spec(engine: dict[str, Any], ranks: int = 1) -> Spec:
+    shared = {"engine": {"parallelism": {"tensor": ranks}, **engine}, "resources": {"gpu": {"count": ranks}}}
+    return Spec.model_validate({"model": {"uri": "hf://org/model"}, **shared})
+
+
+def report(config: ModelConfig, weights: Weights) -> ModelReport:
+    return ModelReport(max_length=config.max_positions, gpu=gpu_report(weights, config))
+
+
+def expect(asked: Spec, found: ModelReport, device: Device) -> GpuEstimate:
+    card = Card(device.name, device.total, asked.resources.gpu.count)
+    result = estimate(asked, found, card)
+    assert result is not None
+    return result
+
+
+def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tuple[int, int, int]:
+    """Bytes of the KV pool, and the numbers of sequences and tokens of a step, as `build_cuda` decides them."""
+    sizes = fit(
+        settings,
+        GPU_PROFILES[settings.profile],
+        max_positions=needs.config.max_positions,
+        token_bytes=needs.block // needs.block_size,
+        block_size=needs.block_size,
+        room=lambda rows, tokens: device.free - needs.beside_pool(rows, tokens),
+    )
+    return sizes.kv_memory, sizes.max_running, sizes.max_batched_tokens
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "ranks", "engine"),
+    [
+        (LLAMA_8B, "bf16", 1, {}),
+        (LLAMA_8B, "bf16", 1, {"quantization": "fp8", "kv": {"dtype": "fp8"}}),
+        (LLAMA_8B, "bf16", 2, {"profile": "throughput", "maxModelLen": 8192}),
+        (LLAMA_8B, "q4_k", 1, {"profile": "latency", "kv": {"dtype": "int8", "blockSize": 32}}),
+        (LLAMA_8B, "q6_k", 8, {"scheduler": {"maxRunningRequests": 100, "maxBatchedTokens": 700}}),
+        (LLAMA_8B, "q4_k", 1, {"dtype": "float32", "maxModelLen": 2000}),
+        (LLAMA_8B, "act-order", 1, {}),
+        (LLAMA_8B, "fp8 blocks", 1, {"profile": "throughput"}),
+        (GEMMA, "bf16", 1, {"kv": {"memory": "4Gi"}}),
+        (GEMMA, "bf16", 4, {"scheduler": {"chunkedPrefill": False}, "maxModelLen": 6000}),
+    ],
+)
+def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: int, engine: dict[str, Any]) -> None:
+    weights, asked = model_of(config, stored), spec(engine, ranks)
+    expected, settings = expect(asked, report(config, weights), H100), asked.engine.settings
+    own, part = shard(config, weights, rank=0, size=ranks)
+    needs = memory_needs(settings, own, part, H100, dataclasses.replace(ALONE, size=ranks))
+    pool, rows, tokens = planned(settings, needs, H100)
+    assert expected.weights == needs.weights
+    assert (expected.block, expected.block_size) == (needs.block, needs.block_size)
+    # Never less than the server takes, and little more.
+    working = needs.working(rows, tokens)
+    assert working <= expected.working <= 1.02 * working + 2**20
+    assert expected.graphs + expected.reserve == needs.beside_pool(rows, tokens) - needs.weights - working + CONTEXT
+    assert expected.kv <= pool
+    assert expected.kv == pytest.approx(pool, rel=0.002)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 33, 64, 100, 256, 512])
+def test_graphs_are_counted_as_they_are_captured(rows: int) -> None:
+    for tokens in (1, 2, 16, 17, 20, 64, 300, 512, 513, 700, 1000, 2048, 2049, 8192):
+        sizes = graph_sizes(StepLimits(tokens, rows, 4096, 16, 132, 1000))
+        assert graph_count(rows, tokens) == sum(map(len, sizes))
+
+
+def tiny_report() -> tuple[ModelReport, LoadedModel]:
+    config, weights = tiny_model()
+    text = TextModel("tiny", Path("tiny"), config, lambda: pytest.fail("no tokenizer is needed"))
+    return report(config, weights), LoadedModel(text, config, weights)
+
+
+def test_a_backend_takes_what_was_expected() -> None:
+    found, model = tiny_report()
+    device = Device(torch.device("cpu"), "a card", (9, 0), 132, 2 * GIB, 2 * GIB - CONTEXT)
+    engine = {"scheduler": {"maxRunningRequests": 3, "maxBatchedTokens": 20}, "dtype": "float32", "maxModelLen": 40}
+    asked = spec(engine)
+    built = build_cuda(asked.engine.settings, model, device)
+    expected = expect(asked, found, device)
+    assert built.memory is not None
+    assert (expected.weights, expected.kv) == (built.memory.weights, built.memory.kv_pool)
+    assert expected.kv_tokens == built.sizes.num_blocks * built.sizes.block_size
+    assert built.memory.activations <= expected.working <= built.memory.activations + 2**21
+
+
+def test_a_model_is_refused_where_the_server_would_refuse_it() -> None:
+    found, model = tiny_report()
+    asked = spec({"kv": {"memory": "1Gi"}})
+    for total, fits in ((GIB, False), (4 * GIB, True)):
+        device = Device(torch.device("cpu"), "a card", (9, 0), 132, total, total - CONTEXT)
+        message = gpu_refusal(asked, found, expect(asked, found, device))
+        assert (message == "") == fits
+        if not fits:
+            with pytest.raises(DeviceError, match="the model needs"):
+                build_cuda(asked.engine.settings, model, device)
+
+
+def test_an_inspection_reads_no_weight_and_finds_what_a_load_finds() -> None:
+    found = inspect("smollm2")
+    loaded = load_model("smollm2")
+    assert isinstance(loaded, LoadedModel)
+    assert found.gpu == gpu_report(loaded.weights, loaded.config)
+    assert found.format == "Q4_1"
+    assert found.quantized
+    assert found.file_bytes == loaded.text.path.stat().st_size
+
+
+def test_a_report_fits_a_termination_message() -> None:
+    found = dataclasses.replace(LLAMA_8B, heads=48, kv_heads=48, intermediate=5040 * 16, layers=2, vocab=2**20)
+    data = encode_inspection(
+        ModelReport(
+            revision="a" * 64, path="p" * 255, architecture="a" * 30, parameters=2**40, format="f" * 128,
+            weights=dict.fromkeys(("auto", "bfloat16", "float32", "int8"), 2**40), kv_elements_per_token=2**30,
+            max_length=2**30, token_bytes=2**30, row_bytes=2**30, gpu=gpu_report(weights_of(found, "bf16"), found),
+        )
+    )  # fmt: skip
+    assert len(json.loads(data)["gpu"]["shares"]) > 7
+    assert len(data) <= 3500

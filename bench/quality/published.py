@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bench.quality.rounding import E2M1, NF4
+from bench.lib.rounding import E2M1, NF4
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.ggml_groups import GROUPED
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups

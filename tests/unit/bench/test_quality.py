@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from bench.lib.processes import ROOT
+from bench.lib.rounding import E2M1, NF4, Round, codes, fp8, half_quadratic, integers, mxfp4, nearest, nvfp4
 from bench.quality import evidence
 from bench.quality.published import published
-from bench.quality.rounding import E2M1, NF4, Round, fp8, half_quadratic, integers, mxfp4, nearest, normal_float, nvfp4
 
 WEIGHTS = np.random.default_rng(0).standard_normal((8, 128)).astype(np.float32)
 
@@ -40,7 +40,7 @@ def test_half_quadratic_steps_are_better_than_rounding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "bound"), [(normal_float(64), 0.12), (mxfp4, 0.15), (nvfp4, 0.12), (fp8(0, 0), 0.04), (fp8(4, 64), 0.04)]
+    ("how", "bound"), [(codes(NF4, 64), 0.12), (mxfp4, 0.15), (nvfp4, 0.12), (fp8(0, 0), 0.04), (fp8(4, 64), 0.04)]
 )
 def test_floats_of_few_bits(how: Round, bound: float) -> None:
     error = how(WEIGHTS).dequantize() - WEIGHTS
@@ -48,7 +48,7 @@ def test_floats_of_few_bits(how: Round, bound: float) -> None:
 
 
 def test_zeros_stay_zeros() -> None:
-    for how in (integers(4, 32, minimum=False), integers(4, 32, minimum=True), normal_float(64), mxfp4, fp8(1, 0)):
+    for how in (integers(4, 32, minimum=False), integers(4, 32, minimum=True), codes(NF4, 64), mxfp4, fp8(1, 0)):
         assert not how(np.zeros((2, 64), np.float32)).dequantize().any()
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     page = PAGE.read_text(encoding="utf-8")
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    written = before + _BEGIN + table(results()) + _END + after
+    written = f"{before}{_BEGIN}\n{table(results())}\n{_END}{after}"
     if "--check" in sys.argv:
         sys.exit(None if written == page else f"{PAGE} is not up to date: run python -m bench.quality.evidence")
     PAGE.write_text(written, encoding="utf-8")

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 
 WORD_LIMIT = 128
+# A digest of sha512 has 135 characters.
+REVISION_LIMIT = 160
 NOTICE_LIMIT = 400
 _Word = Annotated[str, msgspec.Meta(max_length=WORD_LIMIT)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -53,14 +55,14 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     """A model that can be served. Fields that only a full load determines have their defaults. Sizes are bytes.
 
     `revision`: commit of a hub model, or digest of an image; `path`: its folder in a filled cache. `unresolved`: why
-    the tag of an image has no digest. `format`: formats of the linear layers,
-    those of most elements first; `quantized`: none of them has floats; `file_bytes`: size of the weights' files.
-    `weights`: size of the weights in the engine on a CPU, embedding included, by `engine.dtype` or
-    `engine.quantization`. `token_bytes` and `row_bytes`: upper bounds of the engine's working memory on a CPU for one
-    token of a step, and for one running request or thread; the exact sizes depend on the instruction set of the node.
+    the tag of an image has no digest. `format`: formats of the linear layers, those of most elements first;
+    `quantized`: none of them has floats; `file_bytes`: size of the weights' files. `weights`: size of the weights in
+    the engine on a CPU, embedding included, by `engine.dtype` or `engine.quantization`. `token_bytes` and `row_bytes`:
+    upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
+    thread; the exact sizes depend on the instruction set of the node.
     """
 
-    revision: _Word = ""
+    revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
     path: Annotated[str, msgspec.Meta(max_length=512)] = ""
     unresolved: Annotated[str, msgspec.Meta(max_length=NOTICE_LIMIT)] = ""
     architecture: _Word = ""

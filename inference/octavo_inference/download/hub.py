@@ -52,12 +52,13 @@ class _Hash(Protocol):
 
 
 class KeepTokenHome(HTTPRedirectHandler):
-    """Drops the token on redirects to other hosts: files are in storage with signed URLs."""
+    """Drops the token on redirects to other hosts or without TLS: files are in storage with signed URLs."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         """The request that follows, None for none."""
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if following is not None and urlsplit(newurl).netloc != urlsplit(req.full_url).netloc:
+        before, after = urlsplit(req.full_url), urlsplit(newurl)
+        if following is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
             following.remove_header("Authorization")
         return following
 

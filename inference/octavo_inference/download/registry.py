@@ -1,7 +1,7 @@
 """Resolves the tag of an image to the digest that its registry has now (OCI distribution specification, pull).
 
 Credentials come from files of Secrets of the type kubernetes.io/dockerconfigjson. They are matched as the kubelet does,
-and sent over TLS alone, except to a registry on the loopback.
+and sent over TLS alone, except to a registry on the loopback. Redirects from https to http are refused.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from email.message import Message
 from fnmatch import fnmatchcase
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 from urllib.request import Request, build_opener
 
 from octavo_inference.common.errors import OctavoError
@@ -31,7 +31,9 @@ _OCI, _DOCKER = "application/vnd.oci.image", "application/vnd.docker.distributio
 _MANIFESTS = (
     f"{_OCI}.index.v1+json, {_OCI}.manifest.v1+json, {_DOCKER}.manifest.list.v2+json, {_DOCKER}.manifest.v2+json"
 )
-_DIGEST = re.compile(r"[a-z0-9+._-]+:[0-9a-f]{32,}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+# Characters that a header may have.
+_TOKEN = re.compile(r"[!-~]+")
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 _DOCKER_HUB, _DOCKER_HUB_API = "docker.io", "registry-1.docker.io"
 _DOCKER_HUB_NAMES = frozenset({_DOCKER_HUB, _DOCKER_HUB_API, "index.docker.io"})
@@ -47,6 +49,16 @@ class UnresolvedError(OctavoError):
 
 class _UnreachableError(UnresolvedError):
     """Another attempt may succeed."""
+
+
+class KeepTls(KeepTokenHome):
+    """Refuses redirects from https to http: an answer without TLS could name any digest."""
+
+    def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+        """The request that follows, None for none. Raises `UnresolvedError`."""
+        if urlsplit(req.full_url).scheme == "https" and urlsplit(newurl).scheme != "https":
+            raise UnresolvedError(f"{urlsplit(req.full_url).netloc} redirects from https to {newurl[:80]!r}: use https")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ class Credentials:
     @property
     def basic(self) -> str:
         """The value of the header Authorization."""
-        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+        return "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode(errors="replace")).decode()
 
 
 def parse_image(reference: str) -> Image:
@@ -123,7 +135,7 @@ class _Registry:
         self._image, self._credentials = image, credentials
         self._near = _is_loopback(host)
         self._url = f"{'http' if self._near else 'https'}://{host}/v2/{quote(image.repository)}/manifests/{image.tag}"
-        self._opener = build_opener(KeepTokenHome)
+        self._opener = build_opener(KeepTls)
 
     def digest(self) -> str:
         """Ask without credentials, then as the registry's challenge says."""
@@ -148,32 +160,40 @@ class _Registry:
             if self._credentials is None:
                 raise UnresolvedError(f"{self._image.registry} wants a password, and no pull secret has one for it")
             return self._credentials.basic
-        realm = fields.get("realm", "")
-        if scheme.lower() != "bearer" or urlsplit(realm).scheme not in (
-            ("http", "https") if self._near else ("https",)
-        ):
+        if scheme.lower() != "bearer" or not (address := self._token_address(fields)):
             raise UnresolvedError(f"{self._image.registry} asks for {challenge[:80]!r}, which is not supported")
-        scope = fields.get("scope") or f"repository:{self._image.repository}:pull"
-        query = urlencode(
-            {name: value for name, value in (("service", fields.get("service")), ("scope", scope)) if value}
-        )
         headers = {} if self._credentials is None else {"Authorization": self._credentials.basic}
-        status, _, body = self._ask(f"{realm}?{query}", headers, "GET")
+        status, _, body = self._ask(address, headers, "GET")
         if status != 200:
             raise self._refused(status, body)
         try:
             answer = json.loads(body)
-            return f"Bearer {answer.get('token') or answer['access_token']}"
-        except (ValueError, KeyError, AttributeError) as error:
-            raise UnresolvedError(
-                f"{self._image.registry}: the answer of {urlsplit(realm).netloc} has no token"
-            ) from error
+            token = str(answer.get("token") or answer["access_token"])
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            token = ""
+        if not _TOKEN.fullmatch(token):
+            raise UnresolvedError(f"{self._image.registry}: the answer of {urlsplit(address).netloc} has no token")
+        return f"Bearer {token}"
+
+    def _token_address(self, fields: Mapping[str, str]) -> str:
+        """The address of the token server in a challenge, empty if it is none that credentials may be sent to."""
+        try:
+            realm = urlsplit(fields.get("realm", ""))
+            host = realm.hostname or ""
+        except ValueError:
+            return ""
+        if not host or not (realm.scheme == "https" or (realm.scheme == "http" and self._near and _is_loopback(host))):
+            return ""
+        scope = fields.get("scope") or f"repository:{self._image.repository}:pull"
+        service = {"service": fields["service"]} if fields.get("service") else {}
+        query = "&".join(part for part in (realm.query, urlencode({**service, "scope": scope})) if part)
+        return urlunsplit((realm.scheme, realm.netloc, realm.path, query, ""))
 
     def _ask(self, url: str, headers: Mapping[str, str], method: str) -> tuple[int, Message, bytes]:
-        request = Request(url, headers=dict(headers), method=method)  # noqa: S310 - http or https
         try:
+            request = Request(url, headers=dict(headers), method=method)  # noqa: S310 - http or https
             with self._opener.open(request, timeout=_TIMEOUT) as answer:
-                return answer.status, answer.headers, answer.read(_MOST_BYTES)
+                return answer.status, answer.headers, self._whole(answer)
         except HTTPError as error:
             with error:
                 return error.code, error.headers, error.read(_MOST_BYTES)
@@ -181,6 +201,17 @@ class _Registry:
             raise _UnreachableError(f"{self._image.registry} cannot be reached: {error.reason}") from error
         except (OSError, HTTPException) as error:
             raise _UnreachableError(f"{self._image.registry} cannot be reached: {error}") from error
+        except ValueError as error:  # a name or an address that cannot be encoded or taken apart
+            raise UnresolvedError(f"{self._image.registry} cannot be asked: {error}") from error
+
+    def _whole(self, answer: HTTPResponse) -> bytes:
+        """The body. Its hash is the digest, so part of a body is an error."""
+        body = answer.read(_MOST_BYTES + 1)
+        if len(body) > _MOST_BYTES:
+            raise UnresolvedError(f"{self._image.registry}: its answer is longer than {_MOST_BYTES >> 20} MiB")
+        if answer.length:
+            raise _UnreachableError(f"{self._image.registry}: the connection ended within its answer")
+        return body
 
     def _refused(self, status: int, body: bytes) -> UnresolvedError:
         """The registry's answer, with the code and message of its first error."""
@@ -188,7 +219,7 @@ class _Registry:
         try:
             first: dict[str, Any] = json.loads(body)["errors"][0]
             text = ": ".join(str(first[key]) for key in ("code", "message") if first.get(key))
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError):
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
             pass
         message = f"{self._image.registry} answered {status}{f' ({text[:_MOST_WORDS]})' if text else ''}"
         if status in {401, 403}:

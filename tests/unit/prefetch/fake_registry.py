@@ -22,6 +22,9 @@ class FakeRegistry:
         self.user: str | None = None
         self.codes: list[int] = []
         self.names_digest = True
+        self.digest, self.manifest, self.token_text = DIGEST, MANIFEST, "t0ken"
+        self.realm = "http://{host}/token"
+        self.cut = 0
         self.requests: list[tuple[str, str, str]] = []
         fake = self
 
@@ -48,23 +51,30 @@ class FakeRegistry:
         if path.path == "/token":
             return self.token(request, given, parse_qs(path.query))
         if self.challenge and given not in {self.basic(), "Bearer t0ken"}:
+            realm = self.realm.format(host=self.host)
             kinds = {
                 "basic": 'Basic realm="registry"',
-                "bearer": f'Bearer realm="http://{self.host}/token",service="here",scope="repository:models/tiny:pull"',
+                "bearer": f'Bearer realm="{realm}",service="here",scope="repository:models/tiny:pull"',
             }
             challenge = {"WWW-Authenticate": kinds.get(self.challenge, self.challenge)}
             return self.send(request, 401, self.error("UNAUTHORIZED", "authentication required"), challenge)
         if path.path != "/v2/models/tiny/manifests/1":
             return self.send(request, 404, self.error("MANIFEST_UNKNOWN", "manifest unknown"))
-        named = {"Docker-Content-Digest": DIGEST} if self.names_digest else {}
-        return self.send(request, 200, MANIFEST, named)
+        named = {"Docker-Content-Digest": self.digest} if self.names_digest else {}
+        if self.cut:
+            named["Content-Length"] = str(len(self.manifest) + self.cut)
+        return self.send(request, 200, self.manifest, named)
 
     def token(self, request: BaseHTTPRequestHandler, given: str, query: dict[str, list[str]]) -> None:
-        if query != {"service": ["here"], "scope": ["repository:models/tiny:pull"]}:
+        if query | {"account": ["a"]} != {
+            "account": ["a"],
+            "service": ["here"],
+            "scope": ["repository:models/tiny:pull"],
+        }:
             return self.send(request, 400, b"")
         if self.user is not None and given != self.basic():
             return self.send(request, 401, self.error("UNAUTHORIZED", "bad credentials"))
-        return self.send(request, 200, json.dumps({"access_token": "t0ken"}).encode())
+        return self.send(request, 200, json.dumps({"access_token": self.token_text}).encode())
 
     def basic(self) -> str:
         return "Basic " + base64.b64encode((self.user or "").encode()).decode()

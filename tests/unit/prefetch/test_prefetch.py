@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 from tests.unit.prefetch.fake_hub import COMMIT, WEIGHTS, FakeHub
@@ -88,6 +90,17 @@ def test_the_token_goes_to_the_hub_and_nowhere_else(fetch: Callable[..., list[st
     fetch("secret")
     for role, _, headers in hub.requests:
         assert ("Authorization" in headers) == (role == "hub")
+
+
+@pytest.mark.parametrize(
+    ("address", "kept"),
+    [("https://hub.example/b", True), ("http://hub.example/b", False), ("https://storage.example/b", False)],
+)
+def test_a_redirect_keeps_the_token_on_the_same_host_with_tls(address: str, kept: bool) -> None:
+    request = Request("https://hub.example/a", headers={"Authorization": "Bearer secret"})
+    followed = module.KeepTokenHome().redirect_request(request, None, 302, "Found", Message(), address)
+    assert followed is not None
+    assert followed.has_header("Authorization") == kept
 
 
 def test_a_gated_model_says_what_to_do(fetch: Callable[..., list[str]], hub: FakeHub) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 from tests.unit.prefetch.fake_registry import DIGEST, FakeRegistry
@@ -14,13 +16,14 @@ from tests.unit.prefetch.test_inspect import llama_files
 from octavo_inference.download.registry import (
     Credentials,
     Image,
+    KeepTls,
     UnresolvedError,
     parse_image,
     read_pull_secrets,
     resolve_digest,
 )
 from octavo_inference.inspect_model import main
-from octavo_protocol.model import ModelReport, decode_inspection
+from octavo_protocol.model import ModelReport, decode_inspection, encode_inspection
 
 
 @pytest.fixture
@@ -81,6 +84,63 @@ def test_the_secret_of_the_longest_path_is_used(registry: FakeRegistry) -> None:
 def test_a_registry_that_names_no_digest_is_asked_for_the_manifest(registry: FakeRegistry) -> None:
     registry.names_digest = False
     assert resolve(registry) == DIGEST
+
+
+def test_a_digest_of_sha512_can_be_reported(registry: FakeRegistry) -> None:
+    registry.digest = f"sha512:{'a' * 128}"
+    found = ModelReport(revision=resolve(registry))
+    assert decode_inspection(encode_inspection(found)) == found
+
+
+@pytest.mark.parametrize("digest", ["md5:" + "a" * 32, "sha256:" + "a" * 128, "sha256:" + "A" * 64])
+def test_a_digest_of_another_kind_is_not_used(digest: str, registry: FakeRegistry) -> None:
+    registry.digest = digest
+    assert resolve(registry) == DIGEST
+
+
+def test_part_of_a_manifest_has_no_digest(registry: FakeRegistry) -> None:
+    registry.names_digest, registry.cut = False, 7
+    with pytest.raises(UnresolvedError, match="the connection ended within its answer"):
+        resolve(registry)
+    registry.cut, registry.manifest = 0, b" " * ((4 << 20) + 1)
+    with pytest.raises(UnresolvedError, match="its answer is longer than 4 MiB"):
+        resolve(registry)
+
+
+def test_a_realm_may_have_a_query(registry: FakeRegistry) -> None:
+    registry.challenge, registry.realm = "bearer", "http://{host}/token?account=a"
+    assert resolve(registry) == DIGEST
+    assert any(path.startswith("/token?account=a&service=here&scope=") for _, path, _ in registry.requests)
+
+
+@pytest.mark.parametrize("realm", ["https://[bad", "http://registry.example/token", "file:///token", "", "https://"])
+def test_credentials_go_to_no_other_realm(realm: str, registry: FakeRegistry) -> None:
+    registry.challenge, registry.realm = "bearer", realm
+    with pytest.raises(UnresolvedError, match=r"asks for 'Bearer realm=.* which is not supported"):
+        resolve(registry, me(registry))
+
+
+@pytest.mark.parametrize("token", ["two\nlines", "", "ä", "a b"])
+def test_a_token_that_no_header_can_have_is_none(token: str, registry: FakeRegistry) -> None:
+    registry.challenge, registry.token_text = "bearer", token
+    with pytest.raises(UnresolvedError, match="has no token") as refused:
+        resolve(registry)
+    assert not token or token not in str(refused.value)
+
+
+@pytest.mark.parametrize("image", [f"{'a' * 70}.example/m:1", "a..example/m:1", "[bad.example/m:1", "r.example:x/m:1"])
+def test_a_name_that_no_host_can_have_is_told(image: str) -> None:
+    with pytest.raises(UnresolvedError, match=r"cannot be (asked|reached): "):
+        resolve_digest(image, sleep=lambda _: None)
+
+
+def test_no_redirect_leaves_tls() -> None:
+    request = Request("https://r.example/v2/m/manifests/1", headers={"Authorization": "Basic secret"})
+    with pytest.raises(UnresolvedError, match=r"r\.example redirects from https to 'http://r\.example/m'"):
+        KeepTls().redirect_request(request, None, 302, "Found", Message(), "http://r.example/m")
+    followed = KeepTls().redirect_request(request, None, 302, "Found", Message(), "https://other.example/m")
+    assert followed is not None
+    assert not followed.has_header("Authorization")
 
 
 def test_a_digest_needs_no_registry(registry: FakeRegistry) -> None:

@@ -23,7 +23,7 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `weights` by `engine.dtype` or `engine.quantization`; "auto" has activations of 16 bits. The other sizes are of the
     buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
     running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
-    names are in `fp8`; and once more if `ordered`: weights with sorted columns.
+    names are in `fp8`, and once more with those in `ordered`, which have sorted columns.
     """
 
     ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -35,7 +35,7 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     row: _Count
     fixed: _Count
     fp8: tuple[_Word, ...] = ()
-    ordered: bool = False
+    ordered: tuple[_Word, ...] = ()
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -180,6 +180,9 @@ def test_levels_are_rounded_to_fp16(rng: np.random.Generator) -> None:
         (Grouping("int4", 16), 48, "f32", 0),  # no whole pairs of groups
         (Grouping("int8", 16), 48, "int8", 16),
         (Grouping("fp8", 640), 640, "fp8", 0),
+        (Grouping("fp8", 640, minimum=True), 640, "f32", 0),  # kernels scale sums without minimums
+        (Grouping("fp8", 128, minimum=True), 640, "f32", 0),
+        (Grouping("code4", 32, minimum=True, levels=E2M1), 640, "f32", 0),
         (Grouping("fp8", 128), 640, "fp8", 128),
     ],
 )

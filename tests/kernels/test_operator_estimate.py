@@ -13,7 +13,7 @@ import torch
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.collectives import ALONE
-from octavo_inference.backends.cuda.device import Device
+from octavo_inference.backends.cuda.device import MIN_CAPABILITY, Device
 from octavo_inference.backends.cuda.factory import MemoryNeeds, memory_needs
 from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.backends.cuda.graphs import graph_sizes
@@ -28,7 +28,7 @@ from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.gpu_fit import LEAST_MAJOR, Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate, graph_count
 from octavo_operator.observe.gpu_refusal import gpu_refusal
 from octavo_protocol.model import ModelReport, encode_inspection
@@ -147,6 +147,7 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (LLAMA_8B, "q6_k", 8, {"scheduler": {"maxRunningRequests": 100, "maxBatchedTokens": 700}}),
         (LLAMA_8B, "q4_k", 1, {"dtype": "float32", "maxModelLen": 2000}),
         (LLAMA_8B, "act-order", 1, {}),
+        (LLAMA_8B, "act-order", 1, {"dtype": "bfloat16"}),
         (LLAMA_8B, "fp8 blocks", 1, {"profile": "throughput"}),
         (GEMMA, "bf16", 1, {"kv": {"memory": "4Gi"}}),
         (GEMMA, "bf16", 4, {"scheduler": {"chunkedPrefill": False}, "maxModelLen": 6000}),
@@ -179,6 +180,10 @@ def tiny_report() -> tuple[ModelReport, LoadedModel]:
     config, weights = tiny_model()
     text = TextModel("tiny", Path("tiny"), config, lambda: pytest.fail("no tokenizer is needed"))
     return report(config, weights), LoadedModel(text, config, weights)
+
+
+def test_gpus_that_count_are_those_on_which_a_server_starts() -> None:
+    assert (LEAST_MAJOR, 0) == MIN_CAPABILITY
 
 
 def test_a_backend_takes_what_was_expected() -> None:

@@ -37,7 +37,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
 
-ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 112, 2000, 200, 16
+ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 259, 2000, 200, 16
 SMALL = {"layers": 2, "vocab": 3000, "intermediate": 640}
 MODELS = {
     "llama": replace(SMOLLM2, **SMALL),

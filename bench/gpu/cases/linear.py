@@ -240,6 +240,7 @@ PRODUCTS = [
     *(Product(layout, m, *SIZES["gate_up"]) for layout in PACKED for m in (1, 2, 16, 32, 512)),
     *(Product(layout, 1, *SIZES["down"]) for layout in LAYOUTS),
     *(Product(layout, m, *SIZES["qkv"]) for layout in PUBLISHED for m in (1, 16, 64, 512)),
+    *(Product(layout, 128, *SIZES["qkv"]) for layout in ("int4 awq", "code4 nf4", "fp8 blocks")),
     *(Product(layout, m, 576, 1536, bias=True) for layout in PUBLISHED for m in (2, 17)),
     *(Product(layout, m, *SIZES["qkv"], bias=True) for layout in ("int4 q4_k", "fp8") for m in (4, 64, 512)),
     *(Product(layout, m, 128_256, 4096, logits=True) for layout in ("dense", "int8 q6_k", "fp8") for m in (1, 64)),
@@ -259,6 +260,7 @@ QUICK = {
         for m in (1, 16, 64)
     ),
     *(f"{layout} 2048x4096" for layout in ("int4 awq", "code4 nf4", "fp8 blocks")),
+    *(f"{layout} 128x6144x4096" for layout in ("int4 awq", "code4 nf4", "fp8 blocks")),
     "fp4 nvfp4 32000x4096",
     "int4 q4_k 512x6144x4096 bias",
     "int4 q4_k 2048x4096",

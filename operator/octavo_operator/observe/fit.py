@@ -38,8 +38,10 @@ def expected(spec: Spec, memory: str, found: ModelReport, cards: Sequence[Card] 
 
 def refusal(spec: Spec, found: ModelReport, fit: MemoryFit) -> SpecRefusal | None:
     """Why no replica could serve this model, in the server's words where it would refuse; None if it could."""
-    # A server of another image may support other settings.
-    if spec.engine.image is None and (refused := _setting(spec, found)):
+    # A server of another image may support other settings, and keep the weights in other layouts.
+    if spec.engine.image is not None:
+        return None
+    if refused := _setting(spec, found):
         return refused
     text = ""
     if fit.gpu:
@@ -59,8 +61,9 @@ def _setting(spec: Spec, found: ModelReport) -> SpecRefusal | None:
     if spec.resources.gpu.count and (sizes := _ranks(found)) and settings.tensor_parallel_size not in sizes:
         return SpecRefusal(
             "ParallelismUnsupported",
-            f"spec.engine.parallelism.tensor: {settings.tensor_parallel_size} GPUs cannot share the model's heads and "
-            f"layers evenly; use {_listed(sizes)}",
+            f"spec.engine.parallelism.tensor: {settings.tensor_parallel_size} GPUs cannot share this model"
+            f"{_is(found)}: each gets whole heads, and whole groups of quantized columns, which act-order mixes; use "
+            f"{_listed(sizes)}",
         )
     return None
 

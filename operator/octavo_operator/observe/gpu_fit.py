@@ -10,11 +10,13 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.v1alpha1 import Gpu
 from octavo_operator.observe.messages import short
 from octavo_operator.observe.node_match import may_run_on
-from octavo_operator.resources.placement import LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, least_mib
+from octavo_operator.resources.placement import LABEL_GPU_COMPUTE_MAJOR, LABEL_GPU_MEMORY, LABEL_GPU_PRODUCT, least_mib
 
 # A message lists at most this many kinds of nodes.
 _KINDS = 5
 _LIMIT = 300
+# The server's kernels need compute capability 8.0 (`octavo_inference.backends.cuda.device.MIN_CAPABILITY`).
+LEAST_MAJOR = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,22 @@ class Card:
 def cards(pod: Json, gpu: Gpu, nodes: Sequence[Json]) -> tuple[Card, ...]:
     """The kinds of GPUs on the nodes that have enough of them for `pod` (fields of its spec) and on which it may run.
 
+    GPUs on which the server refuses to start are left out: those whose label has a compute capability below 8.0.
     Memory is that of the label of the resource: a slice of a GPU has one of its own (`nvidia.com/mig-1g.5gb.memory`).
     """
     found = set[Card]()
     for node in nodes:
         has = of_node(node, gpu.resource_name)
-        if has.count >= max(1, gpu.count) and may_run_on(pod, node):
-            memory = node["metadata"].get("labels", {}).get(f"{gpu.resource_name}.memory", "")
+        labels = node["metadata"].get("labels", {})
+        if has.count >= max(1, gpu.count) and _computes(labels) and may_run_on(pod, node):
+            memory = labels.get(f"{gpu.resource_name}.memory", "")
             found.add(Card(has.product, int(memory) << 20 if memory.isdecimal() else 0, has.count))
     return tuple(sorted(found, key=lambda card: (card.memory, card.product, card.count)))
+
+
+def _computes(labels: Json) -> bool:
+    major = labels.get(LABEL_GPU_COMPUTE_MAJOR, "")
+    return not major.isdecimal() or int(major) >= LEAST_MAJOR
 
 
 def of_node(body: Json, resource: str) -> NodeGpus:

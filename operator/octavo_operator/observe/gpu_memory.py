@@ -153,7 +153,7 @@ def _working(
     """Buffers of steps, without those of KV transfers. The row table has one row more than there are sequences."""
     size = _element_bytes(settings)
     eight_bits = share.widest if _kind(settings) in share.fp8 else 0
-    ordered = size * share.widest * max(tokens, rows) if share.ordered else 0
+    ordered = size * share.widest * max(tokens, rows) if _kind(settings) in share.ordered else 0
     ids = longest + math.ceil(longest / block_size) + 8
     return (
         share.fixed

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.api.v1alpha1 import Gpu, Spec
 from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate, estimate_of
 from octavo_operator.resources.config import mib
 from octavo_protocol.engine_settings import EngineSettings
 from octavo_protocol.model import ModelReport
+
+# The resource of whole GPUs; others are slices of them.
+_WHOLE = "nvidia.com/gpu"
 
 
 def fitted(spec: Spec, found: ModelReport, cards: Sequence[Card] | None) -> GpuEstimate | None:
@@ -26,12 +29,18 @@ def fitted(spec: Spec, found: ModelReport, cards: Sequence[Card] | None) -> GpuE
 
 def gpu_refusal(spec: Spec, found: ModelReport, expected: GpuEstimate) -> str:
     """The reason with its figures; empty when a replica fits, or the GPU is unknown."""
-    settings = spec.engine.settings
+    settings, gpu = spec.engine.settings, spec.resources.gpu
     if settings.kv_memory and settings.max_model_len and expected.sequence > expected.kv:
         return (
             f"spec.engine.maxModelLen: the KV of one sequence of {expected.length} tokens takes "
             f"{mib(expected.sequence)} on each GPU, and the pool has {mib(expected.kv)} (spec.engine.kv.memory); set "
-            f"spec.engine.kv.memory to {mib(expected.sequence)} or more{_or_shorter(expected.kv_tokens)}"
+            f"spec.engine.kv.memory to {mib(max(expected.sequence, expected.least))} or more"
+            f"{_or_shorter(expected.kv_tokens)}"
+        )
+    if settings.kv_memory and expected.kv < expected.least:
+        return (
+            f"spec.engine.kv.memory: a server needs two blocks of {expected.block_size} tokens, {expected.least} bytes "
+            f"on each GPU, and the pool has {settings.kv_memory}; set at least {mib(expected.least)}"
         )
     card = expected.card
     if card is None or _fits(expected, settings):
@@ -46,10 +55,15 @@ def gpu_refusal(spec: Spec, found: ModelReport, expected: GpuEstimate) -> str:
         f"the CUDA context and a reserve {mib(expected.reserve)}",
     ]
     return (
-        f"spec.resources.gpu: {card.product or 'a GPU'} with {mib(card.memory, up=False)} is too small: "
+        f"spec.resources.gpu: {_name(gpu, card)} with {mib(card.memory, up=False)} is too small: "
         f"{', '.join(parts)}, {mib(expected.total - expected.kv + pool)} in all on each GPU; "
-        f"{', or '.join(_ways(settings, found, expected, card))}"
+        f"{', or '.join(_ways(gpu, settings, found, expected, card))}"
     )
+
+
+def _name(gpu: Gpu, card: Card) -> str:
+    """The product; the label of a slice's node has the whole GPU's."""
+    return (card.product or "a GPU") if gpu.resource_name == _WHOLE else gpu.resource_name
 
 
 def _fits(expected: GpuEstimate, settings: EngineSettings) -> bool:
@@ -61,17 +75,20 @@ def _needed(expected: GpuEstimate, settings: EngineSettings) -> tuple[int, str]:
     if settings.kv_memory:
         return expected.kv, ""
     if settings.max_model_len:
-        return expected.sequence, f" (one sequence of {expected.length} tokens)"
+        return max(expected.sequence, expected.least), f" (one sequence of {expected.length} tokens)"
     return expected.least, ""
 
 
-def _ways(settings: EngineSettings, found: ModelReport, expected: GpuEstimate, card: Card) -> Iterator[str]:
-    pool = _needed(expected, settings)[0]
-    yield f"use GPUs with at least {mib(_card_for(settings, found, expected, pool))} (spec.resources.gpu.minMemory)"
+def _ways(gpu: Gpu, settings: EngineSettings, found: ModelReport, expected: GpuEstimate, card: Card) -> Iterator[str]:
+    pool, whole = _needed(expected, settings)[0], gpu.resource_name == _WHOLE
+    # The label that minMemory is compared with is the memory of a whole GPU.
+    field = "spec.resources.gpu.minMemory" if whole else "spec.resources.gpu.resourceName"
+    yield f"use GPUs with at least {mib(_card_for(settings, found, expected, pool))} ({field})"
     floats = settings.quantization == "auto" and settings.dtype != "float32" and not found.quantized
     if floats and _would_fit(replace(settings, quantization="fp8"), found, card):
         yield "set spec.engine.quantization to fp8"
-    if ranks := _ranks(settings, found, card):
+    # Slices of GPUs have no connection between them.
+    if whole and (ranks := _ranks(settings, found, card)):
         yield f"set spec.engine.parallelism.tensor and spec.resources.gpu.count to {ranks}"
     if settings.max_running_requests is None and _would_fit(replace(settings, profile="latency"), found, card):
         yield "set spec.engine.profile to latency"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -103,14 +103,16 @@ def resolve(
     templates: Sequence[Json],
     inspection: Inspection | None,
     inspection_problems: Sequence[Problem] = (),
+    *,
+    is_recorded: bool = True,
 ) -> Model:
     """The model's state.
 
     `templates`: pod templates of the recorded revisions, newest first. `inspection_problems`: why there is no
-    inspection of the spec's model.
+    inspection of the spec's model. Unless the spec's own revision `is_recorded`, incomplete reports are not used.
     """
-    remembered = (model_job.recorded(owner, template) for template in templates)
-    report = next((found for found in remembered if found is not None), None)
+    usable = (found for found in _recorded(owner, templates) if is_recorded or not _incomplete(owner, found))
+    report = next(usable, None)
     if report is not None:
         return _resolved(report)
     if inspection is None:
@@ -119,6 +121,27 @@ def resolve(
     if inspection.done:
         return _resolved(inspection.message, inspection.digest if owner.source.tagged else "")
     return _failed(owner, inspection)
+
+
+def recorded_revision(owner: LLMDeployment, templates: Sequence[Json]) -> str:
+    """The revision in the newest record about the model that has one, or an empty string."""
+    found = map(_read, _recorded(owner, templates))
+    return next((one.revision for one in found if isinstance(one, ModelReport) and one.revision), "")
+
+
+def _recorded(owner: LLMDeployment, templates: Sequence[Json]) -> Iterator[str]:
+    return (found for template in templates if (found := model_job.recorded(owner, template)) is not None)
+
+
+def _incomplete(owner: LLMDeployment, report: str) -> bool:
+    """True if another inspection may find more: the digest of a tag, or what an older image did not report."""
+    found = _read(report)
+    if not isinstance(found, ModelReport):
+        return False
+    older = found.kv_elements_per_token > 0 and found.gpu is None
+    # A Job may wait without end for a volume that replicas mount on their node.
+    volume = owner.cache_claim or owner.source.scheme == "pvc"
+    return bool(found.unresolved) or (older and not volume)
 
 
 def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) -> Model:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.kube.client import KubeClient
-from octavo_operator.kube.errors import RefusedError
+from octavo_operator.kube.errors import KubeError
 from octavo_operator.kube.resources import NODES
 from octavo_operator.observe.gpu_fit import cards, explained, of_node
 from octavo_operator.observe.pods import Pod
@@ -23,12 +25,14 @@ AGAIN_SECONDS = 30.0
 
 
 class NodeGpuReader:
-    """Nodes with GPUs, cached for some seconds. `clock`: monotonic seconds."""
+    """Nodes with GPUs, cached for some seconds; longer while they cannot be read. `clock`: monotonic seconds."""
 
     def __init__(self, client: KubeClient, clock: Callable[[], float]) -> None:
         self._client = client
         self._clock = clock
         self._seen: dict[str, tuple[float, tuple[Json, ...] | None]] = {}
+        # Passes that start together wait for one list.
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def look(self, owner: LLMDeployment, observed: Observed) -> Observed:
         """`observed`, with the GPUs on which the owner's pods may run.
@@ -38,7 +42,8 @@ class NodeGpuReader:
         gpu, inspection = owner.spec.resources.gpu, observed.inspection
         if not gpu.count:
             return observed
-        nodes = await self._nodes(gpu.resource_name)
+        async with self._locks[gpu.resource_name]:
+            nodes = await self._nodes(gpu.resource_name)
         if nodes is None:
             return observed
         observed = replace(observed, cards=cards(pod_fields(owner), gpu, nodes))
@@ -60,10 +65,9 @@ class NodeGpuReader:
         try:
             pages = self._client.pages(NODES, None)
             found = tuple([_trimmed(node) async for page in pages for node in page if of_node(node, resource).count])
-        except RefusedError as error:
-            # Without this permission the explanation is missing, and memory is compared by the server alone.
+        except KubeError as error:
+            # Without the permission the explanation is missing, and memory is compared by the server alone.
             logger.info("nodes are not looked at: %s", error)
-            found = None
         self._seen[resource] = self._clock(), found
         return found
 

@@ -12,7 +12,15 @@ from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.observe.diagnosis import HOPELESS
 from octavo_operator.observe.fit import MemoryFit, expected, refusal
 from octavo_operator.observe.gpu_fit import Card
-from octavo_operator.observe.inspection import Inspection, InspectionFailed, Model, Resolved, resolve, waiting
+from octavo_operator.observe.inspection import (
+    Inspection,
+    InspectionFailed,
+    Model,
+    Resolved,
+    recorded_revision,
+    resolve,
+    waiting,
+)
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.resources import cache, config, model_job, protection, revision, services
 from octavo_operator.resources import deployment as deployments
@@ -204,9 +212,12 @@ def _newest(known: Mapping[str, Revision]) -> int:
 
 def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observed) -> Model | None:
     """The model's inspection result; None for pods from before model inspection existed: they keep running."""
-    newest_first = sorted(known.values(), key=lambda found: found.number, reverse=True)
     model = resolve(
-        owner, [found.template for found in newest_first], observed.inspection, observed.inspection_problems
+        owner,
+        _templates(known),
+        observed.inspection,
+        observed.inspection_problems,
+        is_recorded=owner.revision in known,
     )
     unready = observed.inspection is None or not observed.inspection.pod.loaded
     if unready and not isinstance(model, Resolved):
@@ -214,6 +225,11 @@ def _model(owner: LLMDeployment, known: Mapping[str, Revision], observed: Observ
         reason = waiting(owner, claim, observed.claim_events)
         model = reason if isinstance(reason, InspectionFailed) else model
     return None if owner.revision in known and not isinstance(model, Resolved) else model
+
+
+def _templates(known: Mapping[str, Revision]) -> list[Json]:
+    """The pod templates of the revisions, newest first."""
+    return [found.template for found in sorted(known.values(), key=lambda found: found.number, reverse=True)]
 
 
 def _new_revision(
@@ -230,11 +246,11 @@ def _new_revision(
     return Revision(owner.revision, _newest(known) + 1, template, settings["data"])
 
 
-def _pinned(owner: LLMDeployment) -> str:
+def _pinned(owner: LLMDeployment, known: Mapping[str, Revision]) -> str:
     """The model revision resolved earlier for this source, so that re-creating a child does not update the model."""
-    known = owner.status.get("model", {})
-    same = known.get("identity") == model_job.identity(owner)
-    return str(known.get("resolvedRevision", "")) if same else ""
+    status = owner.status.get("model", {})
+    same = status.get("identity") == model_job.identity(owner)
+    return (str(status.get("resolvedRevision", "")) if same else "") or recorded_revision(owner, _templates(known))
 
 
 def _soonest(*delays: float | None) -> float | None:
@@ -271,7 +287,7 @@ def _actions(
     wanted_now = not (unfit or owner.refusal)
     if owner.revision not in rollout.revisions and (observed.inspection or wanted_now):
         secrets = model_job.pull_secrets(observed.children.get(("ServiceAccount", owner.name)))
-        bodies.append(model_job.job(owner, installation, _pinned(owner), secrets))
+        bodies.append(model_job.job(owner, installation, _pinned(owner, rollout.revisions), secrets))
     if claim := cache.claim(owner):
         bodies.append(claim)
     bodies += _serving(owner, observed, rollout, steps, cold_start, stuck(status, observed.pods))

@@ -15,6 +15,7 @@ LABEL_QUEUE = "kueue.x-k8s.io/queue-name"
 # Node labels of NVIDIA's GPU feature discovery; the memory of one GPU in MiB.
 LABEL_GPU_PRODUCT = "nvidia.com/gpu.product"
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
+LABEL_GPU_COMPUTE_MAJOR = "nvidia.com/gpu.compute.major"
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 

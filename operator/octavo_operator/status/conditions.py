@@ -217,7 +217,8 @@ def _model_resolved(view: StatusInput, before: Condition | None) -> ConditionSta
                 "True",
                 "TagUnresolved",
                 f"{text}; its tag has no digest, so replicas may load different images: {cause}; use a reference with "
-                "a digest (NAME@sha256:…), or imagePullSecrets of the ServiceAccount with the resource's name",
+                "a digest (NAME@sha256:…), or give the ServiceAccount with the resource's name imagePullSecrets and "
+                "change the spec: each new revision asks the registry again",
             )
         return ConditionState("True", "Resolved", text)
     current = [pod for pod in view.active if pod.revision == view.owner.revision]

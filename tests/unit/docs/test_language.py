@@ -48,6 +48,11 @@ def test_forbidden_words_do_not_appear(page: Path) -> None:
             assert not found, f"{name(page)}:{number}: {found[0]!r}; write: {instead}"
 
 
+@pytest.mark.parametrize("page", [*SITE, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=name)
+def test_no_placeholder_is_left(page: Path) -> None:
+    assert "@@" not in text(page)
+
+
 def sentences(page: Path) -> list[str]:
     """Sentences of paragraphs and lists; tables and headings are none."""
     lines = [line for line in prose(page).splitlines() if not line.startswith(("|", "#", "<!--", "!["))]

@@ -16,7 +16,7 @@ from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
 from octavo_operator.reconcile.plan import Apply
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.config import quantity
-from octavo_protocol.model import ModelReport, encode_inspection
+from octavo_protocol.model import GpuReport, ModelReport, encode_inspection
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]
@@ -28,6 +28,7 @@ BIG = ModelReport(
     max_length=131_072,
     token_bytes=200_000,
     row_bytes=513_024,
+    gpu=GpuReport(head_dim=128, row_elements=4096, position=512, shares=()),
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,7 +51,7 @@ BIG = ModelReport(
     max_length=131_072,
     gpu=GpuReport(head_dim=128, row_elements=4096, position=512, shares=tuple(map(share, (1, 2, 4)))),
 )
-T4 = Card("Tesla-T4", 15360 << 20, 4)
+A2 = Card("NVIDIA-A2", 15356 << 20, 4)
 L4 = Card("NVIDIA-L4", 23034 << 20, 1)
 H100 = Card("NVIDIA-H100-80GB-HBM3", 81559 << 20, 8)
 
@@ -71,12 +72,38 @@ def refusal(owner: LLMDeployment, *found: Card) -> str:
 
 
 def test_too_small_a_gpu_is_refused_with_every_number(gpu: Make) -> None:
-    assert refusal(gpu(), T4) == (
-        "spec.resources.gpu: Tesla-T4 with 15360Mi is too small: the weights take 16384Mi (bf16), the KV pool at least "
-        "4Mi, working memory 853Mi, CUDA graphs 456Mi, the CUDA context and a reserve 1536Mi, 19233Mi in all on each "
-        "GPU; use GPUs with at least 19233Mi (spec.resources.gpu.minMemory), or set spec.engine.quantization to fp8, "
-        "or set spec.engine.parallelism.tensor and spec.resources.gpu.count to 2"
+    assert refusal(gpu(), A2) == (
+        "spec.resources.gpu: NVIDIA-A2 with 15356Mi is too small: the weights take 16384Mi (bf16), the KV pool at "
+        "least 4Mi, working memory 853Mi, CUDA graphs 456Mi, the CUDA context and a reserve 1536Mi, 19233Mi in all on "
+        "each GPU; use GPUs with at least 19233Mi (spec.resources.gpu.minMemory), or set spec.engine.quantization to "
+        "fp8, or set spec.engine.parallelism.tensor and spec.resources.gpu.count to 2"
     )
+
+
+def test_the_example_of_the_guide(gpu: Make) -> None:
+    guide = (Path(__file__).parents[3] / "docs/guides/gpus.md").read_text()
+    assert refusal(gpu({"maxModelLen": 65_536}), L4) in " ".join(guide.split())
+
+
+def test_a_slice_of_a_gpu_has_ways_out_of_its_own(make_owner: Make) -> None:
+    name = "nvidia.com/mig-1g.12gb"
+    owner = make_owner({"resources": {"gpu": {"count": 1, "resourceName": name}}})
+    message = refusal(owner, Card("NVIDIA-H100-80GB-HBM3", 11_008 << 20, 7))
+    assert f"spec.resources.gpu: {name} with 11008Mi is too small: " in message
+    assert message.endswith("; use GPUs with at least 19233Mi (spec.resources.gpu.resourceName)")
+
+
+def test_a_pool_of_fewer_than_two_blocks_is_refused(gpu: Make) -> None:
+    for engine in ({"kv": {"memory": "3Mi"}}, {"kv": {"memory": "3Mi"}, "maxModelLen": 16}):
+        owner = gpu(engine)
+        for found in (None, (H100,)):
+            expected = fitted(owner.spec, BIG, found)
+            assert expected is not None
+            assert gpu_refusal(owner.spec, BIG, expected) == (
+                "spec.engine.kv.memory: a server needs two blocks of 16 tokens, 4194304 bytes on each GPU, and the "
+                "pool has 3145728; set at least 4Mi"
+            )
+    assert refusal(gpu({"kv": {"memory": "4Mi"}}), H100) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +118,7 @@ def test_too_small_a_gpu_is_refused_with_every_number(gpu: Make) -> None:
         {"quantization": "fp8", "kv": {"memory": "12Gi"}},
     ],
 )
-@pytest.mark.parametrize("card", [T4, L4])
+@pytest.mark.parametrize("card", [A2, L4])
 def test_each_way_out_leads_out(engine: Json, card: Card, gpu: Make) -> None:
     message = refusal(gpu(engine), card)
     if not message:
@@ -137,11 +164,11 @@ def test_a_pool_too_small_for_one_sequence_needs_no_gpu_to_be_refused(gpu: Make)
 
 def test_tokens_are_those_of_the_smallest_gpu_that_fits(gpu: Make) -> None:
     owner = gpu()
-    expected = fitted(owner.spec, BIG, (T4, L4, H100))
+    expected = fitted(owner.spec, BIG, (A2, L4, H100))
     assert expected is not None
     assert expected.card == L4
     assert expected.kv_tokens == pytest.approx((23034 - 19229) * 8, rel=0.01)
-    assert refusal(owner, T4, L4, H100) == ""
+    assert refusal(owner, A2, L4, H100) == ""
     large = fitted(owner.spec, BIG, (H100,))
     assert large is not None
     assert large.kv_tokens > 15 * expected.kv_tokens
@@ -168,10 +195,10 @@ def test_a_gpu_of_unknown_size_is_left_to_the_server(found: tuple[Card, ...] | N
 
 @pytest.mark.parametrize("flag", ["--kv-memory=64Mi", "--kv-dtype=int8", "--profile=latency", "--no-cuda-graphs"])
 def test_what_only_the_server_can_tell_is_left_to_it(flag: str, gpu: Make) -> None:
-    assert estimate(gpu({"extraArgs": [flag]}).spec, BIG, T4) is None
+    assert estimate(gpu({"extraArgs": [flag]}).spec, BIG, A2) is None
     # An inspection by an older image, and a model without a plan for GPUs.
-    assert estimate(gpu().spec, msgspec.structs.replace(BIG, gpu=None), T4) is None
-    assert estimate(gpu({"quantization": "fp8", "dtype": "float32"}).spec, BIG, T4) is None
+    assert estimate(gpu().spec, msgspec.structs.replace(BIG, gpu=None), A2) is None
+    assert estimate(gpu({"quantization": "fp8", "dtype": "float32"}).spec, BIG, A2) is None
 
 
 def test_a_quantization_without_effect_is_refused_in_the_servers_words(gpu: Make, make_owner: Make) -> None:
@@ -192,9 +219,33 @@ def test_a_quantization_without_effect_is_refused_in_the_servers_words(gpu: Make
 def test_gpus_that_cannot_share_a_model_are_refused(gpu: Make) -> None:
     refused = fit.refusal(gpu(count=3).spec, BIG, fit.MemoryFit())
     assert refused is not None
-    assert (refused.reason, refused.message.endswith("; use 1, 2, 4")) == ("ParallelismUnsupported", True)
+    assert refused.reason == "ParallelismUnsupported"
+    assert refused.message == (
+        "spec.engine.parallelism.tensor: 3 GPUs cannot share this model (its format is bf16): each gets whole heads, "
+        "and whole groups of quantized columns, which act-order mixes; use 1, 2, 4"
+    )
     assert fit.refusal(gpu({"image": "another:1"}, 3).spec, BIG, fit.MemoryFit()) is None
     assert fit.refusal(gpu(count=3).spec, msgspec.structs.replace(BIG, gpu=None), fit.MemoryFit()) is None
+
+
+def test_what_another_image_needs_is_left_to_it(gpu: Make) -> None:
+    owner = gpu({"image": "another:1"})
+    for found in (A2, H100):
+        expected = fit.expected(owner.spec, "8Gi", BIG, (found,))
+        assert expected.gpu is not None
+        assert fit.refusal(owner.spec, BIG, expected) is None
+
+
+def test_only_weights_with_an_order_need_another_copy_of_activations(gpu: Make) -> None:
+    assert BIG.gpu is not None
+    shares = tuple(msgspec.structs.replace(one, ordered=("auto",)) for one in BIG.gpu.shares)
+    found = msgspec.structs.replace(BIG, gpu=msgspec.structs.replace(BIG.gpu, shares=shares))
+    for kind, more in (("auto", True), ("bfloat16", False)):
+        spec = gpu({"dtype": kind}).spec
+        before, after = estimate(spec, BIG, H100), estimate(spec, found, H100)
+        assert before is not None
+        assert after is not None
+        assert (after.working > before.working) == more
 
 
 def node(labels: Json | None = None, *, count: str = "1", taints: list[Json] | None = None, **resources: str) -> Json:
@@ -234,6 +285,9 @@ TEAM = {"key": "team", "value": "a", "effect": "NoExecute"}
         ({"resources": {"gpu": {"minMemory": "24G"}}}, [node()], [L4]),
         ({"resources": {"gpu": {"count": 2}}, "engine": {"parallelism": {"tensor": 2}}}, [node()], []),
         ({}, [node({"nvidia.com/gpu.memory": "much"})], [Card("NVIDIA-L4", 0, 1)]),
+        ({}, [node({"nvidia.com/gpu.compute.major": "7"})], []),
+        ({}, [node({"nvidia.com/gpu.compute.major": "7"}), node({"nvidia.com/gpu.compute.major": "8"})], [L4]),
+        ({}, [node({"nvidia.com/gpu.compute.major": "10"})], [L4]),
     ],
 )
 def test_gpus_are_those_of_nodes_that_a_pod_may_run_on(
@@ -276,18 +330,18 @@ def test_a_slice_of_a_gpu_has_its_own_memory(make_owner: Make) -> None:
 
 def test_no_pod_is_made_for_a_model_that_fits_no_gpu(gpu: Make, installation: Installation) -> None:
     world = World(gpu(), installation)
-    world.said, world.cards = encode_inspection(BIG).decode(), (T4,)
+    world.said, world.cards = encode_inspection(BIG).decode(), (A2,)
     for _ in range(3):
         decided = world.pass_()
         world.run()
     assert ("Deployment", "tiny") not in world.children
     ready = condition(decided, "Ready")
     assert (ready["status"], ready["reason"]) == ("False", "ModelTooLarge")
-    assert "Tesla-T4 with 15360Mi is too small" in ready["message"]
+    assert "NVIDIA-A2 with 15356Mi is too small" in ready["message"]
     assert decided.actions == ()
     # Nodes are not watched.
     assert decided.requeue_after == CARDS_SECONDS
-    world.cards = (T4, H100)
+    world.cards = (A2, H100)
     world.owner = gpu(status=json.loads(json.dumps(decided.status)))
     final = world.settle()
     assert condition(final, "Ready")["status"] == "True"
@@ -301,7 +355,7 @@ def test_what_serves_goes_on_when_its_gpus_leave_the_cluster(gpu: Make, installa
     world = World(gpu(), installation)
     world.said, world.cards = encode_inspection(BIG).decode(), (H100,)
     world.settle()
-    world.cards = (T4,)
+    world.cards = (A2,)
     world.owner = gpu(status=world.owner.status)
     assert condition(world.settle(), "SpecValid")["status"] == "True"
     assert len(world.pods) == 1

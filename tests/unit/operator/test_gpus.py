@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.kube.errors import RefusedError
+from octavo_operator.kube.errors import RefusedError, TransientError
 from octavo_operator.observe import gpu_fit
 from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.gpu_fit import Card, NodeGpus
@@ -227,6 +228,7 @@ class Cluster:
 
     async def pages(self, *_: object) -> Any:
         self.asked += 1
+        await asyncio.sleep(0)
         if self.error:
             raise self.error
         labels = {"nvidia.com/gpu.product": "NVIDIA-L4", "nvidia.com/gpu.memory": "23034"}
@@ -257,6 +259,26 @@ async def test_nodes_are_read_for_gpu_pods_and_not_each_time(
     assert cluster.asked == 1
     now[0] = AGAIN_SECONDS
     await nodes.look(gpu(), seen)
+    assert cluster.asked == 2
+
+
+async def test_passes_that_start_together_list_nodes_once(gpu: Make, make_pod: Callable[..., Pod]) -> None:
+    cluster = Cluster()
+    nodes, seen = NodeGpuReader(cluster, lambda: 0.0), waiting(make_pod)  # type: ignore[arg-type]
+    first, *others = await asyncio.gather(*(nodes.look(gpu(), seen) for _ in range(4)))
+    assert others == [first] * 3
+    assert cluster.asked == 1
+
+
+@pytest.mark.parametrize("error", [RefusedError(403, "nodes is forbidden"), TransientError(500, "overloaded")])
+async def test_nodes_that_were_read_are_known_while_they_cannot_be_read(
+    error: Exception, gpu: Make, make_pod: Callable[..., Pod]
+) -> None:
+    cluster, now = Cluster(), [0.0]
+    nodes, seen = NodeGpuReader(cluster, lambda: now[0]), waiting(make_pod)  # type: ignore[arg-type]
+    before = await nodes.look(gpu(), seen)
+    cluster.error, now[0] = error, AGAIN_SECONDS
+    assert await nodes.look(gpu(), seen) == before != seen
     assert cluster.asked == 2
 
 

@@ -78,6 +78,16 @@ def test_what_the_registry_answered_is_told_and_the_tag_is_used(world: World) ->
     assert condition(final, "Ready")["status"] == "True"
 
 
+def test_a_tag_without_a_digest_is_asked_for_again_by_the_next_revision(world: World, make_owner: Make) -> None:
+    world.said = encode_inspection(ModelReport(architecture="llama", unresolved="it answered 401")).decode()
+    world.settle()
+    world.said = encode_inspection(FOUND).decode()
+    world.owner = make_owner({"engine": {"maxModelLen": 128}}, status=world.owner.status)
+    final = world.settle()
+    assert reference(world) == f"{TAG}@{DIGEST}"
+    assert condition(final, "ModelResolved")["reason"] == "Resolved"
+
+
 def test_a_reference_with_a_digest_stays(make_owner: Make, installation: Installation) -> None:
     world = World(make_owner({"model": {"uri": f"oci://{TAG}@{MOVED}"}}), installation)
     world.said = encode_inspection(msgspec.structs.replace(FOUND, revision=MOVED)).decode()

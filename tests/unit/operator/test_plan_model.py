@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,9 @@ from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.reconcile.plan import Apply, Delete, Plan, plan, stuck
+from octavo_operator.resources import model_job
 from octavo_operator.resources.common import Installation
-from octavo_protocol.model import ModelFailure, ModelReport, encode_inspection
+from octavo_protocol.model import GpuReport, ModelFailure, ModelReport, encode_inspection
 
 Json = dict[str, Any]
 HUB = {"model": {"uri": "hf://org/tiny"}}
@@ -24,6 +26,7 @@ FOUND = ModelReport(
     weights={"auto": 126_000_000, "bfloat16": 270_000_000, "float32": 540_000_000},
     kv_elements_per_token=11_520,
     max_length=8192,
+    gpu=GpuReport(head_dim=64, row_elements=576, position=0, shares=()),
 )
 
 
@@ -96,6 +99,47 @@ def test_a_branch_that_moves_moves_no_replica(make_world: Callable[..., World], 
     final = world.settle()
     assert "hf://org/tiny@c0ffee" in container(world, "initContainers")["command"]
     assert final.status["model"]["resolvedRevision"] == "c0ffee"
+
+
+def test_an_older_report_is_completed_for_the_next_revision_at_the_same_commit(
+    make_world: Callable[..., World], make_owner: Any
+) -> None:
+    old = msgspec.structs.replace(FOUND, gpu=None)
+    world = make_world(HUB, said=encode_inspection(old).decode())
+    world.settle()
+    assert jobs(world) == []
+    world.said = None
+    world.owner = make_owner({**HUB, "engine": {"maxModelLen": 128}}, status=world.owner.status)
+    for _ in range(3):
+        world.pass_()
+        world.run()
+    (name,) = jobs(world)
+    assert "hf://org/tiny@c0ffee" in json.dumps(world.children["Job", name])
+    world.said = encode_inspection(FOUND).decode()
+    world.settle()
+    assert record(world)["gpu"] is not None
+    world.said = None
+    world.owner = make_owner({**HUB, "engine": {"maxModelLen": 256}}, status=world.owner.status)
+    world.settle()
+    assert jobs(world) == []
+
+
+@pytest.mark.parametrize(
+    "spec", [{**HUB, "cache": {"type": "PersistentVolumeClaim"}}, {"model": {"uri": "pvc://disk/m"}}]
+)
+def test_an_older_report_on_a_volume_is_kept(spec: Json, make_world: Callable[..., World], make_owner: Any) -> None:
+    world = make_world(spec, said=encode_inspection(msgspec.structs.replace(FOUND, gpu=None)).decode())
+    world.settle()
+    world.said = None
+    world.owner = make_owner({**spec, "engine": {"maxModelLen": 128}}, status=world.owner.status)
+    world.settle()
+    assert "gpu" not in record(world)
+
+
+def record(world: World) -> Json:
+    template = world.children["Deployment", "tiny"]["spec"]["template"]
+    found: Json = json.loads(template["metadata"]["annotations"][model_job.ANNOTATION_MODEL])["report"]
+    return found
 
 
 def test_another_model_is_looked_at_while_the_old_one_serves(make_world: Callable[..., World], make_owner: Any) -> None:

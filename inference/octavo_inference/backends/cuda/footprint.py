@@ -74,7 +74,7 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES,
         # Where the GPU's tensor cores multiply fp8.
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
-        ordered=any(plan.ordered for plan in plans.values()),
+        ordered=tuple(name for name, plan in plans.items() if plan.ordered),
     )
 
 

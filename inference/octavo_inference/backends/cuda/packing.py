@@ -6,8 +6,7 @@ planes, row by row. Floats are unchanged.
 Exact for q4_0, q4_1, q5_0, q5_1 and q8_0. K formats store scales in two steps, whose product fp16 rounds by up to
 1 / 2048: a quarter of the error of bfloat16 weights. So do scales of published formats that are float32 in the file,
 and minimums that are zero points times scales. A factor for each row, a power of two, keeps those of any size within
-fp16's range. The scales of fp8 are float32, and
-exact. Levels of tables are fp16, like the scales.
+fp16's range. The scales of fp8 are float32, and exact. Levels of tables are fp16, like the scales.
 
 Groups of a published format become groups of at most 128 columns with the same scale. The fp8 layout of float weights
 (float8_e4m3fn values with one factor per row) is computed on the device, by `linear.quantize_rows`.
@@ -61,16 +60,23 @@ def layout_of(tensor: Matrix, dense: Dense, quantization: Quantization) -> Layou
 
 
 def _grouped(matrix: GroupedMatrix) -> Layout | None:
-    """The layout of a published format, None for one that becomes floats: groups that no group of `_GROUPS` divides."""
+    """The layout of a published format, None for one that becomes floats.
+
+    These are groups that no group of `_GROUPS` divides, and floats of 8 or 4 bits with a minimum: kernels multiply the
+    sum of their products by a power of two, which a minimum does not have.
+    """
     grouping, columns = matrix.grouping, matrix.shape[1]
-    if grouping.kind == "fp8" and grouping.group == columns and not grouping.minimum:
+    e2m1 = _times_e2m1(grouping.levels) != 0.0
+    if grouping.minimum and (grouping.kind == "fp8" or e2m1):
+        return None
+    if grouping.kind == "fp8" and grouping.group == columns:
         return FP8_BY_ROW
     group = next((group for group in _GROUPS if grouping.group % group == 0), None)
     if group is None:
         return None
     if grouping.kind == "fp8":
-        return Layout("fp8", group, grouping.minimum)
-    form: Form = "fp4" if _times_e2m1(grouping.levels) else grouping.kind
+        return Layout("fp8", group)
+    form: Form = "fp4" if e2m1 else grouping.kind
     levels = () if form == "fp4" else grouping.levels
     layout = Layout(form, group, grouping.minimum, factors=True, levels=levels)
     return None if layout.form in FOUR_BITS and columns % layout.pair else layout

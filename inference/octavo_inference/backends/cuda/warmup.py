@@ -1,7 +1,7 @@
 """Warm-up steps that launch every kernel variant of a server before it is ready: Triton compiles at the first launch.
 
 The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at
-`ROW_STEPS`.
+`ROW_STEPS`. From `LIBRARY_ROWS` on, products with fp8 in groups depend on whether `GROUPED_ROWS` divides the rows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.kernels.launch_configs import ROW_STEPS
+from octavo_inference.backends.cuda.library_products import GROUPED_ROWS
+from octavo_inference.backends.cuda.linear import LIBRARY_ROWS
 from octavo_inference.core.model_input import (
     RULES_HEADER,
     Penalty,
@@ -22,6 +24,8 @@ from octavo_inference.core.model_input import (
     RowStep,
     sampling_columns,
 )
+
+_TOKENS = (*ROW_STEPS, LIBRARY_ROWS, -(-LIBRARY_ROWS // GROUPED_ROWS) * GROUPED_ROWS)
 
 
 def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
@@ -34,7 +38,7 @@ def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
     rows = min(limits.rows, limits.tokens)
     for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
         yield _step([1] * count, limits, "greedy")
-    for tokens in sorted({min(n, limits.tokens) for n in (*ROW_STEPS, limits.tokens)}):
+    for tokens in sorted({min(n, limits.tokens) for n in (*_TOKENS, limits.tokens)}):
         yield _step(_cut(tokens, limits), limits, "sampled")
 
 

@@ -19,16 +19,23 @@ _TABLE = tuple(float(level) for level in range(16))
 _FORMATS: dict[str, Callable[[int], Grouping]] = {
     "int4-128": lambda columns: Grouping("int4", common_group(columns, 128)),
     "int4-128-minimum": lambda columns: Grouping("int4", common_group(columns, 128), minimum=True),
+    "int4-64": lambda columns: Grouping("int4", common_group(columns, 64)),
     "int4-64-minimum": lambda columns: Grouping("int4", common_group(columns, 64), minimum=True),
+    "int4-32": lambda columns: Grouping("int4", common_group(columns, 32)),
     "int8-128": lambda columns: Grouping("int8", common_group(columns, 128)),
+    "int8-64-minimum": lambda columns: Grouping("int8", common_group(columns, 64), minimum=True),
+    "int8-32-minimum": lambda columns: Grouping("int8", common_group(columns, 32), minimum=True),
     "nf4": lambda columns: Grouping("code4", common_group(columns, 64), levels=_TABLE),
     "mxfp4": lambda columns: Grouping("code4", common_group(columns, 32), levels=E2M1),
     "nvfp4": lambda columns: Grouping("code4", common_group(columns, 16), levels=E2M1),
     "fp8-rows": lambda columns: Grouping("fp8", columns),
     "fp8-blocks": lambda columns: Grouping("fp8", common_group(columns, 128)),
+    "mxfp8": lambda columns: Grouping("fp8", common_group(columns, 32)),
 }
 FORMATS = tuple(_FORMATS)
-"""AWQ and asymmetric GPTQ are int4-128-minimum, symmetric GPTQ int4-128, HQQ int4-64-minimum."""
+"""AWQ and asymmetric GPTQ are int4-128-minimum, symmetric GPTQ int4-128, HQQ int4-64-minimum.
+
+compressed-tensors has int4-32 and int4-128, and HQQ of 8 bits int8-64-minimum."""
 
 
 def zeros(config: ModelConfig, format_: str | None = None) -> Weights:

@@ -79,6 +79,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         max_length=config.max_positions,
         token_bytes=size.token,
         row_bytes=size.row,
+        thread_bytes=size.thread,
         gpu=gpu_report(outline.weights, config),
     )
 

@@ -238,7 +238,8 @@ def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> tuple[Panel
         return (PanelLayout(_PACKED[matrix.format]) if matrix.format in _PACKED else rounded), ""
     layout = group_layout(matrix.grouping, matrix.shape[1])
     if layout is None:
-        return _FLOATS, f"{_described(matrix)} of {matrix.shape[1]} columns, which no kernel reads"
+        rows = f", in rows of {matrix.shape[1]}" if matrix.shape[1] % BLOCK else ""
+        return _FLOATS, _described(matrix) + rows
     if matrix.order is not None and not ordered:
         return _FLOATS, f"{_described(matrix)} in an order of columns (act-order) that not all of the linear has"
     return layout, ""

@@ -229,11 +229,9 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
     embedding = exact_half(weights.embedding)
     packed.embedding, packed.embedding_bytes = source(embedding), embedding.data.nbytes
     packed.keep.append(embedding)
-    for reason, linears in packed.unkept.items():
+    if packed.unkept:
         _LOG.warning(
-            "the CPU kernels have no packed format for %s: %d linears become bfloat16, the first is %s",
-            reason,
-            len(linears),
-            linears[0],
+            "weights become bfloat16, because the CPU kernels have no packed format for them: %s",
+            "; ".join(f"{why} ({len(at)} linears, first {at[0]})" for why, at in packed.unkept.items()),
         )
     return packed

@@ -138,9 +138,8 @@ class Packer:
         info = self.kernels.info
         unpacked = unpacked_bytes(parts, info.panel, tiles=info.quantized_block_bytes == 0)
         self.into.panel_bytes = max(self.into.panel_bytes, unpacked)
-        for part in parts:
-            if part.unkept:
-                self.into.unkept.setdefault(part.unkept, []).append(" and ".join(names))
+        for reason in dict.fromkeys(each.unkept for each in parts if each.unkept):
+            self.into.unkept.setdefault(reason, []).append(" and ".join(names))
         return result
 
     def _part(self, part: PackedPart, arrangement: int) -> abi.PackedMatrix:

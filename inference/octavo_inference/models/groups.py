@@ -67,9 +67,9 @@ class Groups:
         return Groups(self.values[start:end], self.scale[start:end], minimum)
 
     def columns(self, start: int, end: int) -> Groups:
-        """Columns of whole groups; views."""
+        """Some columns, in groups of `cut_group` columns; values are a view."""
         group = self.values.shape[1] // self.scale.shape[1]
-        part = slice(start // group, end // group)
+        part = np.arange(start, end, cut_group(group, start, end)) // group
         minimum = None if self.minimum is None else self.minimum[:, part]
         return Groups(self.values[:, start:end], self.scale[:, part], minimum)
 
@@ -118,9 +118,15 @@ class GroupedMatrix:
         return replace(self, shape=(end - start, self.shape[1]), read=lambda a, b: read(start + a, start + b))
 
     def columns(self, start: int, end: int) -> GroupedMatrix:
-        """Some columns, of whole groups. Not of a matrix with an `order`."""
+        """Some columns; groups that are cut become smaller ones. Not of a matrix with an `order`."""
         read = self.read
-        return replace(self, shape=(self.shape[0], end - start), read=lambda a, b: read(a, b).columns(start, end))
+        grouping = replace(self.grouping, group=cut_group(self.grouping.group, start, end))
+        return replace(
+            self,
+            shape=(self.shape[0], end - start),
+            grouping=grouping,
+            read=lambda a, b: read(a, b).columns(start, end),
+        )
 
     def split(self, *sizes: int) -> list[GroupedMatrix]:
         """Split into matrices of `sizes` rows."""
@@ -145,6 +151,11 @@ class GroupedMatrix:
 def common_group(columns: int, group: int) -> int:
     """The largest number of columns that groups of `group` can be divided into and that divides `columns`."""
     return math.gcd(columns, group)
+
+
+def cut_group(group: int, start: int, end: int) -> int:
+    """The largest number of columns into which the columns `start` to `end` of groups of `group` can be divided."""
+    return math.gcd(group, start, end - start)
 
 
 def stacked(parts: Sequence[Groups]) -> Groups:

@@ -361,7 +361,7 @@ WEIGHTS = "config_groups.group_0.weights"
         (WEIGHTS + ".actorder", "group", "weight_g_idx is missing"),
         (WEIGHTS, [], r"weights is \[\], expected an object"),
         ("config_groups.group_0.targets", "Linear", "targets is 'Linear', expected a list of names"),
-        ("config_groups.group_0.targets", ["re:("], r"targets has 're:\(', which is no pattern"),
+        ("config_groups.group_0.targets", ["re:("], r"config_groups has '\(', not a regular expression"),
         ("config_groups.group_0.targets", ["LlamaAttention"], "weight_packed is quantized, but no group"),
         ("config_groups", 1, "config_groups is 1, expected an object"),
         ("ignore", [DOWN], "down_proj.weight_packed is quantized, but no group"),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo_inference.checkpoints.quantized import awq, gptq
-from octavo_inference.checkpoints.quantized.settings import mapping, pattern, setting
+from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.settings import mapping, setting
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
@@ -56,16 +56,16 @@ def _usual_packing(given: Mapping[str, Any]) -> str:
 def _schemes(source: Source, base: gptq.GptqScheme) -> Callable[[str], gptq.GptqScheme | None]:
     """`extra_config` has settings of modules by name, or by a regular expression."""
     named: dict[str, gptq.GptqScheme | None] = {}
-    rules: list[tuple[re.Pattern[str], gptq.GptqScheme | None]] = []
     for name, changes in mapping(source, "extra_config").items():
         named[name] = _changed(source, name, changes, base)
-        if set(name) & set("*+?^$()[]{}|\\"):
-            rules.append((pattern(source, "extra_config", name), named[name]))
+    texts = [name for name in named if set(name) & set("*+?^$()[]{}|\\")]
+    patterns = compiled(source.config, "extra_config", texts, anywhere=True)
+    rules = [(pattern, named[text]) for pattern, text in zip(patterns, texts, strict=True)]
 
     def scheme_of(module: str) -> gptq.GptqScheme | None:
         if module in named:
             return named[module]
-        return next((scheme for name, scheme in rules if name.search(module)), base)
+        return next((scheme for pattern, scheme in rules if pattern.search(module)), base)
 
     return scheme_of
 

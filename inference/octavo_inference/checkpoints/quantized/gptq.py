@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.bits import unpack_words
-from octavo_inference.checkpoints.quantized.settings import flag, group_size, mapping, pattern, setting, strings
+from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.settings import flag, group_size, mapping, setting, strings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source, floats
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.memory_advice import release
@@ -85,8 +86,9 @@ def _rules(source: Source) -> Callable[[str], GptqScheme | None]:
     """GPTQModel's `dynamic` rules, of which the first that matches counts: "-:NAME" excludes, others change."""
     base = scheme_from(source, source.settings, None)
     rules: list[tuple[re.Pattern[str], GptqScheme | None]] = []
-    for text, changes in mapping(source, "dynamic").items():
-        name = pattern(source, "dynamic", text.removeprefix("-:").removeprefix("+:"))
+    dynamic = mapping(source, "dynamic")
+    names = compiled(source.config, "dynamic", (text.removeprefix("-:").removeprefix("+:") for text in dynamic))
+    for name, (text, changes) in zip(names, dynamic.items(), strict=True):
         if text.startswith("-:"):
             rules.append((name, None))
         elif isinstance(changes, dict):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo_inference.checkpoints.quantized.patterns import compiled
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 PACKED = "pack-quantized"
@@ -20,6 +21,8 @@ DENSE = "dense"
 _MIXED = "mixed-precision"
 _FORMATS = (PACKED, INTEGER, FLOAT, NAIVE, NVFP4, MXFP4, MXFP8, DENSE)
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+_PATTERN = "re:"
+_CLASS = "Linear"
 # Orders of calibration; only some of them permute the columns that are stored.
 _BY_COLUMN = (True, "group", "dynamic")
 _ORDERS = (None, False, "weight", "static", *_BY_COLUMN)
@@ -50,20 +53,23 @@ class LayerScheme:
 
 @dataclass(frozen=True, slots=True)
 class LayerSchemes:
-    """LayerSchemes by target, which is a class, a layer's name or `re:` with a pattern; `ignored` layers have none."""
+    """LayerSchemes by target, which is a layer's name, a pattern or the class `Linear`; `ignored` layers have none."""
 
     targets: Mapping[str, LayerScheme | None]
-    ignored: tuple[str, ...]
+    patterns: tuple[tuple[re.Pattern[str], LayerScheme | None], ...]
+    ignored: frozenset[str]
+    ignored_patterns: tuple[re.Pattern[str], ...]
 
     def of(self, module: str) -> LayerScheme | None:
         """The scheme of a linear layer: of its name, else of a pattern that it begins with, else of all layers."""
         names = tuple(_names(module))
-        if any(_matches(names, target) for target in self.ignored):
+        if not self.ignored.isdisjoint((*names, _CLASS)) or any(_matches(one, names) for one in self.ignored_patterns):
             return None
-        for target in sorted(self.targets, key=lambda target: (target == "Linear", "re:" in target, target)):
-            if _matches(names, target):
-                return self.targets[target]
-        return None
+        for name in names:
+            if name in self.targets:
+                return self.targets[name]
+        found = (scheme for pattern, scheme in self.patterns if _matches(pattern, names))
+        return next(found, self.targets.get(_CLASS))
 
 
 def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
@@ -84,7 +90,15 @@ def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
             raise ModelError(f"{path}: quantization_config.{key} is {group!r}, expected an object")
         scheme = _scheme(path, key, group, whole)
         targets |= dict.fromkeys(_strings(path, f"{key}.targets", group.get("targets")), scheme)
-    return LayerSchemes(targets, _strings(path, "ignore", settings.get("ignore")))
+    patterns = sorted(target for target in targets if target.startswith(_PATTERN))
+    found = compiled(path, "config_groups", (target.removeprefix(_PATTERN) for target in patterns))
+    ignored = _strings(path, "ignore", settings.get("ignore"))
+    return LayerSchemes(
+        targets,
+        tuple((pattern, targets[target]) for pattern, target in zip(found, patterns, strict=True)),
+        frozenset(ignored),
+        tuple(compiled(path, "ignore", (name.removeprefix(_PATTERN) for name in ignored if name.startswith(_PATTERN)))),
+    )
 
 
 def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerScheme | None:
@@ -141,7 +155,7 @@ def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple
     if strategy == "block":
         sizes = weights.get("block_structure")
         if isinstance(sizes, str):  # older checkpoints have "128x128"
-            sizes = [int(size) if size.isdecimal() else size for size in sizes.split("x")]
+            sizes = [int(size) if re.fullmatch("[0-9]{1,9}", size) else size for size in sizes.split("x")]
         if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
             raise ModelError(f"{path}: quantization_config.{key}.block_structure is {sizes!r}, expected two sizes")
         return strategy, (sizes[0], sizes[1])
@@ -191,11 +205,6 @@ def _strings(path: Path, key: str, given: Any) -> tuple[str, ...]:
     found = [] if given is None else given
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise ModelError(f"{path}: quantization_config.{key} is {given!r}, expected a list of names")
-    for name in found:
-        try:
-            re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(f"{path}: quantization_config.{key} has {name!r}, which is no pattern: {error}") from error
     return tuple(found)
 
 
@@ -206,7 +215,5 @@ def _names(module: str) -> Iterator[str]:
             yield from (other + module.removeprefix(prefix) for other in _PREFIXES if other != prefix)
 
 
-def _matches(names: tuple[str, ...], target: str) -> bool:
-    if target.startswith("re:"):
-        return any(re.match(target.removeprefix("re:"), name) for name in names)
-    return target == "Linear" or target in names
+def _matches(pattern: re.Pattern[str], names: tuple[str, ...]) -> bool:
+    return any(pattern.match(name) for name in names)

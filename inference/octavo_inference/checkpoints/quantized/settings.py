@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,13 +53,3 @@ def mapping(source: Source, key: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{source.config}: quantization_config.{key} is {value!r}, expected an object")
     return value
-
-
-def pattern(source: Source, key: str, text: str) -> re.Pattern[str]:
-    """A regular expression for modules' names. Raises `ModelError` for one that cannot be compiled."""
-    try:
-        return re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ModelError(
-            f"{source.config}: quantization_config.{key} has {text!r}, not a regular expression: {error}"
-        ) from error

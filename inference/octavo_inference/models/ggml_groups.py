@@ -67,7 +67,7 @@ def _mxfp4(blocks: Bytes) -> Parts:
 
 
 def _nvfp4(blocks: Bytes) -> Parts:
-    scale = e4m3_levels()[blocks[:, :4] & 127] * np.float32(0.5)
+    scale = _half_ue4m3()[blocks[:, :4]]
     return planes(blocks[:, 4:], _NIBBLES, 15, 8), scale, None
 
 
@@ -101,6 +101,14 @@ def _half_e8m0() -> NDArray[np.float32]:
     powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
     powers[253:] = np.nan
     return powers
+
+
+@cache
+def _half_ue4m3() -> NDArray[np.float32]:
+    """Half of the float8 of each byte, without its sign; 0 for 127, as in ggml-quants.c."""
+    levels = e4m3_levels()[np.arange(256) & 127] * np.float32(0.5)
+    levels[127] = 0
+    return levels
 
 
 GROUPED: dict[str, GroupedFormat] = {

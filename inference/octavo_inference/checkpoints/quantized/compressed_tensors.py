@@ -66,7 +66,7 @@ def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: LayerSc
             f"{columns} columns of {module}"
         )
     if scheme.symmetric:
-        refuse_zero_points(source, module)
+        refuse_zero_points(source, module, shape[0], scheme.bits if scheme.format == schemes.PACKED else None)
     if scheme.format == schemes.NVFP4:
         return nvfp4(source, packed, scale, module + ".weight_global_scale", shape, divided=True)
     if scheme.format == schemes.MXFP4:

@@ -16,6 +16,7 @@ from octavo_inference.models.groups import Floats, GroupedMatrix, Grouping, Grou
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
 # Numbers of two bits of exponent and one of mantissa, times 2: whole numbers suit kernels that multiply integers.
 _POSITIVE = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+_LARGEST = 6.0
 _LEVELS = (*_POSITIVE, *(0.0 - level for level in _POSITIVE))
 
 
@@ -23,10 +24,12 @@ def nvfp4(
     source: Source, weight: str, scale: str, whole: str, shape: tuple[int, int], *, divided: bool
 ) -> GroupedMatrix:
     """Two columns in a byte, the first in the low bits; float8 scales, `divided` or multiplied by the scale `whole`."""
-    values = source.positive(whole, (), (1,)).reshape(-1)
-    factor = values[0]
+    factor = source.positive(whole, (), (1,)).reshape(-1)[0]
     packed = _packed(source, "nvfp4", weight, shape, _NVFP4_GROUP)
-    grid = scale_grid(source, scale, *shape, (1, _NVFP4_GROUP), ("F8_E4M3",))
+    times = 0.0
+    if source.contents:
+        times = _LARGEST / float(factor) if divided else _LARGEST * float(factor)
+    grid = scale_grid(source, scale, *shape, (1, _NVFP4_GROUP), ("F8_E4M3",), times)
     if divided:
         return _matrix("nvfp4", shape, packed, grid, lambda scales: scales / factor)
     return _matrix("nvfp4", shape, packed, grid, lambda scales: scales * factor)

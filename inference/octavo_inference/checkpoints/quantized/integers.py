@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from octavo_inference.checkpoints.quantized.source import Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups, Kind
 
+_SIGNED_ZEROS = ("F32", "F16", "BF16", "F8_E4M3")
 ZeroPoints = Callable[[int, int], Floats]
 """`zeros(start, end)`: [rows, groups]."""
 
@@ -89,10 +91,25 @@ def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: La
     return lambda start, end: grid.rows(start, end) + half
 
 
-def refuse_zero_points(source: Source, module: str) -> None:
-    """Symmetric weights may have zero points, all of them 0."""
+def refuse_zero_points(source: Source, module: str, rows: int, packed_bits: int | None = None) -> None:
+    """Symmetric weights may have zero points, all of them 0.
+
+    Those of `packed_bits` in words of 32 bits count from the middle of their range. Raises `ModelError` for others.
+    """
     raw = source.find(module + ".weight_zero_point")
-    if raw is not None and source.contents and raw.dtype == "I8" and raw.data.any():
+    if raw is None or not source.contents:
+        return
+    stored = raw.data
+    if raw.dtype == "I32" and packed_bits is not None:
+        shape = (-(-rows // (32 // packed_bits)), raw.shape[-1] if raw.shape else 1)
+        words = source.array(raw.name, ("I32",), shape)
+        zero = bool((unpack_field_rows(words, packed_bits, 0, rows) == 1 << packed_bits - 1).all())
+    elif raw.dtype in _SIGNED_ZEROS:
+        width = stored.nbytes // max(1, math.prod(raw.shape))
+        zero = not (stored.reshape(-1, width) & np.array([*[0xFF] * (width - 1), 0x7F], np.uint8)).any()
+    else:
+        zero = not stored.any()
+    if not zero:
         raise ModelError(
             f"{source.folder}: tensor {raw.name} has zero points, although quantization_config in {source.config.name} "
             "says that the weights are symmetric"

@@ -35,7 +35,7 @@ def reader(source: Source) -> QuantizedReader:
         if raw.dtype == "U8":
             return mxfp4(source, weight, scale, shape)
         if raw.dtype == "I8":
-            refuse_zero_points(source, module)
+            refuse_zero_points(source, module, rows)
             block = whole_or_rows(source, scale, rows)
             scheme = LayerScheme(INTEGER, 8, False, True, "channel" if block else "tensor", block, False)
             return signed_bytes(source, _LABEL, module, shape, scheme)

@@ -37,6 +37,9 @@ _NUMPY: dict[str, type[np.generic]] = {
 FLOATS = ("F32", "F16", "BF16")
 E8M0 = ("U8", "F8_E8M0")
 """Types of a power of two as its exponent + 127."""
+LARGEST_LEVEL = 448.0
+"""Of all kinds of values: that of float8."""
+_LARGEST = float(np.finfo(np.float32).max)
 # Elements of scales that are checked at a time.
 _PIECE = 1 << 20
 
@@ -94,18 +97,26 @@ class Source:
             raise ModelError(f"{self.folder}: tensor {name} has shape {list(raw.shape)}, expected {expected}")
         return raw.data.view(_NUMPY[raw.dtype]).reshape(raw.shape)
 
-    def numbers(self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> StoredNumbers:
-        """Scales, which stay in their file. Raises `ModelError` also for those that are not finite."""
+    def numbers(
+        self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], times: float = LARGEST_LEVEL
+    ) -> StoredNumbers:
+        """Scales, which stay in their file.
+
+        Raises `ModelError` also for those that are not finite, or whose product with `times` is not: with the largest
+        level, and with what else multiplies them.
+        """
         array = self.array(name, dtypes, *shapes)
         numbers = StoredNumbers(self.checkpoint.tensors[name].dtype, array)
         if self.contents:
             flat = numbers.reshape(-1)
             for start in range(0, array.size, _PIECE):
-                wrong = np.flatnonzero(~np.isfinite(flat.rows(start, start + _PIECE)))
+                values = flat.rows(start, start + _PIECE)
+                wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) * times <= _LARGEST))
                 if len(wrong):
-                    value = flat.rows(start + wrong[0], start + wrong[0] + 1)[0]
+                    value = values[wrong[0]]
+                    what = "too large, so that weights are" if np.isfinite(value) else "that are"
                     raise ModelError(
-                        f"{self.folder}: tensor {name} has scales that are not finite numbers: {value} at index "
+                        f"{self.folder}: tensor {name} has scales {what} not finite numbers: {value} at index "
                         f"{start + wrong[0]}"
                     )
             release(array)

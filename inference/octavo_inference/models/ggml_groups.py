@@ -104,9 +104,9 @@ def _half_e8m0() -> NDArray[np.float32]:
 
 
 @cache
-def _half_ue4m3() -> NDArray[np.float32]:
+def _half_ue4m3() -> Floats:
     """Half of the float8 of each byte, without its sign; 0 for 127, as in ggml-quants.c."""
-    levels = e4m3_levels()[np.arange(256) & 127] * np.float32(0.5)
+    levels = np.resize(e4m3_levels()[:128], 256) * np.float32(0.5)
     levels[127] = 0
     return levels
 

@@ -14,7 +14,7 @@ Zero points become minimums: (q - zero) * scale = q * scale + (-zero * scale).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -29,6 +29,8 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 _LEVELS = 16
+# Weights that are dequantized at a time.
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,14 @@ class Groups:
     def dequantize(self, grouping: Grouping) -> Floats:
         """The weights, [rows, columns]."""
         rows, columns = self.values.shape
-        levels = _levels(grouping)[self.values].reshape(rows, -1, grouping.group)
-        result: Floats = levels * self.scale[..., None]
-        if self.minimum is not None:
-            result += self.minimum[..., None]
-        return result.reshape(rows, columns)
+        levels, result = _levels(grouping), np.empty((rows, columns), np.float32)
+        for part in _pieces(rows, columns):
+            np.take(levels, self.values[part], out=result[part], mode="clip")  # other modes need a buffer
+            groups = result[part].reshape(-1, columns // grouping.group, grouping.group)
+            groups *= self.scale[part, :, None]
+            if self.minimum is not None:
+                groups += self.minimum[part, :, None]
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,9 @@ class GroupedMatrix:
     """A matrix [rows, columns] that is read from its files in pieces.
 
     `read(start, end)` gives rows of it; it is called from several threads. `format` is the published format's name, for
-    messages. `stored` is the memory of the mapped files that `read` reads. Where `order` is given, column j of the
-    values belongs to column order[j] of the matrix: GPTQ sorts columns by group ("act-order").
+    messages. `stored` is the memory of the mapped files that `read` reads, of slices that of the whole. Where `order`
+    is given, column j of the values belongs to column order[j] of the matrix: GPTQ sorts columns by group
+    ("act-order").
     """
 
     format: str
@@ -106,11 +112,6 @@ class GroupedMatrix:
     read: Callable[[int, int], Groups]
     stored: tuple[NDArray[np.generic], ...] = ()
     order: NDArray[np.int32] | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the files."""
-        return sum(part.nbytes for part in self.stored)
 
     def rows(self, start: int, end: int) -> GroupedMatrix:
         """Some rows."""
@@ -139,12 +140,14 @@ class GroupedMatrix:
             release(part)
 
     def dequantize(self) -> Floats:
-        """The whole matrix in float32, its columns in their own order."""
-        values = self.read(0, self.shape[0]).dequantize(self.grouping)
-        if self.order is None:
-            return values
-        result = np.empty_like(values)
-        result[:, self.order] = values
+        """The whole matrix in float32, its columns in their own order. It is read in pieces."""
+        result = np.empty(self.shape, np.float32)
+        for part in _pieces(*self.shape):
+            values = self.read(part.start, part.stop).dequantize(self.grouping)
+            if self.order is None:
+                result[part] = values
+            else:
+                result[part, self.order] = values
         return result
 
 
@@ -166,6 +169,12 @@ def stacked(parts: Sequence[Groups]) -> Groups:
         np.concatenate([part.scale for part in parts]),
         np.concatenate(minimums) if minimums else None,
     )
+
+
+def _pieces(rows: int, columns: int) -> Iterator[slice]:
+    """Rows of at most `_PIECE` weights."""
+    step = max(1, _PIECE // max(1, columns))
+    return (slice(at, min(at + step, rows)) for at in range(0, rows, step))
 
 
 def _levels(grouping: Grouping) -> Floats:

@@ -92,7 +92,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder. `lm_head` is `embedding` itself when tied."""
+    """All weights of a decoder. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]

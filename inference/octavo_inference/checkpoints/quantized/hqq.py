@@ -159,8 +159,7 @@ def _matrix(source: Source, module: str, rows: int, columns: int, packing: _Pack
         values = _unpacked(packed, packing, first, last).reshape(-1)[begin : begin + (end - start) * columns]
         weights = np.arange(start * columns, end * columns, group)
         group_of = weights // packing.width if packing.axis == 1 else weights % packing.width
-        scale = floats(scales)[group_of] if packing.axis == 0 else floats(scales[first:last])[group_of - first]
-        zero = floats(zeros)[group_of] if packing.axis == 0 else floats(zeros[first:last])[group_of - first]
+        scale, zero = floats(scales[group_of]), floats(zeros[group_of])
         wide = (end - start, columns // group)
         return Groups(values.reshape(end - start, columns), scale.reshape(wide), (-zero * scale).reshape(wide))
 

@@ -164,7 +164,7 @@ def test_a_description_in_a_file_of_its_own(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"bits": 6}, r"config.json: quantization_config.bits 6 is not supported; supported are 2, 3, 4, 8"),
-        ({"bits": None}, "quantization_config.bits None is not supported"),
+        ({"bits": None}, "quantization_config.bits is missing; supported are 2, 3, 4, 8"),
         ({"group_size": 0}, "group_size is 0, expected a number of columns, or -1 for all"),
         ({"group_size": "32"}, "group_size is '32', expected a number"),
         ({"sym": "yes"}, "sym is 'yes', expected true or false"),

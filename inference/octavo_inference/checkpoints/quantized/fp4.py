@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.bits import unpack_bits
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
-from octavo_inference.checkpoints.quantized.source import E8M0, Source, StoredNumbers
+from octavo_inference.checkpoints.quantized.source import E8M0, Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Floats, GroupedMatrix, Grouping, Groups
 
@@ -41,38 +41,14 @@ def mxfp4(source: Source, weight: str, scale: str, shape: tuple[int, int]) -> Gr
     return _matrix("mxfp4", shape, packed, scale_grid(source, scale, *shape, (1, _MXFP4_GROUP), E8M0))
 
 
-def mxfp4_experts(source: Source, name: str, count: int, shape: tuple[int, int]) -> tuple[GroupedMatrix, ...]:
-    """The matrices of `count` experts in the tensors `name`_blocks and `name`_scales, as gpt-oss has them.
-
-    Blocks are [count, rows, columns / 32, 16] bytes, scales [count, rows, columns / 32] exponents. Raises `ModelError`
-    for other shapes.
-    """
-    rows, columns = shape
-    _check_columns(source, "mxfp4", name + "_blocks", columns, _MXFP4_GROUP)
-    groups = columns // _MXFP4_GROUP
-    blocks = source.array(name + "_blocks", ("U8",), (count, rows, groups, _MXFP4_GROUP // 2))
-    scales = source.numbers(name + "_scales", E8M0, (count, rows, groups))
-
-    def expert(number: int) -> GroupedMatrix:
-        numbers = StoredNumbers(scales.dtype, scales.data[number])
-        grid = ScaleGrid(numbers, _MXFP4_GROUP, np.arange(rows), np.arange(groups))
-        return _matrix("mxfp4", shape, blocks[number].reshape(rows, columns // 2), grid)
-
-    return tuple(map(expert, range(count)))
-
-
 def _packed(source: Source, format_: str, weight: str, shape: tuple[int, int], group: int) -> NDArray[np.generic]:
     rows, columns = shape
-    _check_columns(source, format_, weight, columns, group)
-    array = source.array(weight, ("U8",), (rows, columns // 2), (rows, columns // group, group // 2))
-    return array.reshape(rows, columns // 2)
-
-
-def _check_columns(source: Source, format_: str, weight: str, columns: int, group: int) -> None:
     if columns % group:
         raise ModelError(
             f"{source.folder}: tensor {weight} is {format_} of {columns} columns, expected a multiple of {group}"
         )
+    array = source.array(weight, ("U8",), (rows, columns // 2), (rows, columns // group, group // 2))
+    return array.reshape(rows, columns // 2)
 
 
 def _matrix(

@@ -28,6 +28,9 @@ Kind = Literal["int4", "int8", "code4", "fp8"]
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+TWICE_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+"""Twice the numbers of float4_e2m1: a sign, two bits of exponent, one of mantissa. Whole numbers suit kernels that
+multiply integers."""
 _LEVELS = 16
 # Weights that are dequantized at a time.
 _PIECE = 1 << 20
@@ -194,3 +197,10 @@ def e4m3_levels() -> Floats:
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
     size[[127, 255]] = np.nan
     return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+@cache
+def e8m0_levels() -> Floats:
+    """The number of each float8_e8m0: 2 ** (bits - 127); 255 is NaN."""
+    powers = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
+    return np.append(powers, np.float32(np.nan))

@@ -352,7 +352,7 @@ WEIGHTS = "config_groups.group_0.weights"
         (WEIGHTS + ".num_bits", 8, r"weight_packed has shape \[64, 8\], expected \[64, 16\]"),
         (WEIGHTS + ".type", "float", "describes 4-bit floats by group, which pack-quantized does not hold"),
         (WEIGHTS + ".type", "complex", "type is 'complex', expected 'int' or 'float'"),
-        (WEIGHTS + ".symmetric", None, "symmetric is None, expected true or false"),
+        (WEIGHTS + ".symmetric", None, "symmetric is missing, expected true or false"),
         (WEIGHTS + ".symmetric", False, "weight_zero_point is missing"),
         (WEIGHTS + ".group_size", 0, "group_size is 0, expected the columns of a group"),
         (WEIGHTS + ".group_size", 48, "groups of 48 columns, which do not divide the 64 columns of model"),

@@ -21,7 +21,7 @@ from octavo_inference.checkpoints.quantized import (
     mxfp4,
     quark,
 )
-from octavo_inference.checkpoints.quantized.described import quantization_settings
+from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.checkpoints.quantized.unused_scales import warn_of_cache_scales
 from octavo_inference.checkpoints.safetensors import Checkpoint

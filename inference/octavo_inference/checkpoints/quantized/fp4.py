@@ -11,13 +11,10 @@ from octavo_inference.checkpoints.quantized.bits import unpack_bits
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
 from octavo_inference.checkpoints.quantized.source import E8M0, Source
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.groups import Floats, GroupedMatrix, Grouping, Groups
+from octavo_inference.models.groups import TWICE_E2M1, Floats, GroupedMatrix, Grouping, Groups
 
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
-# Numbers of two bits of exponent and one of mantissa, times 2: whole numbers suit kernels that multiply integers.
-_POSITIVE = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 _LARGEST = 6.0
-_LEVELS = (*_POSITIVE, *(0.0 - level for level in _POSITIVE))
 
 
 def nvfp4(
@@ -65,5 +62,5 @@ def _matrix(
         return Groups(unpack_bits(octets[start:end], 4), scaled(grid.rows(start, end)) * np.float32(0.5))
 
     return GroupedMatrix(
-        format_, shape, Grouping("code4", grid.group, levels=_LEVELS), read, (octets, grid.numbers.data)
+        format_, shape, Grouping("code4", grid.group, levels=TWICE_E2M1), read, (octets, grid.numbers.data)
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo_inference.checkpoints.quantized.scale_grid import scale_grid
+from octavo_inference.checkpoints.quantized.scale_grid import ALL_COLUMNS, scale_grid
 from octavo_inference.checkpoints.quantized.settings import strings
 from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.checkpoints.quantized.unused_scales import warn_of_activation_scales
@@ -70,8 +70,7 @@ def float8(
 def whole_or_rows(source: Source, scale: str, rows: int) -> tuple[int, int] | None:
     """The block of one row if there are as many scales as rows, None for one scale."""
     raw = source.find(scale)
-    columns = 1 << 62  # more than any matrix has
-    return (1, columns) if raw is not None and raw.shape in ((rows,), (rows, 1)) else None
+    return (1, ALL_COLUMNS) if raw is not None and raw.shape in ((rows,), (rows, 1)) else None
 
 
 def _block_size(source: Source, given: Any) -> tuple[int, int] | None:

@@ -38,7 +38,15 @@ def reader(source: Source) -> QuantizedReader:
         if raw.dtype == "I8":
             refuse_zero_points(source, module, rows)
             block = whole_or_rows(source, scale, rows)
-            scheme = LayerScheme(INTEGER, 8, False, True, "channel" if block else "tensor", block, False)
+            scheme = LayerScheme(
+                INTEGER,
+                8,
+                floats=False,
+                symmetric=True,
+                strategy="channel" if block else "tensor",
+                block=block,
+                ordered=False,
+            )
             return signed_bytes(source, _LABEL, module, shape, scheme)
         raise UnsupportedModelError(
             f"{source.folder}: tensor {weight} has dtype {raw.dtype}; supported of quark are float8 (F8_E4M3), MXFP4 "

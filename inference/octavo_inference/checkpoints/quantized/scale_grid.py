@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from octavo_inference.checkpoints.quantized.source import FLOATS, LARGEST_LEVEL, Source, StoredNumbers
 from octavo_inference.models.groups import Floats, common_group
 
+ALL_COLUMNS = 1 << 31
+"""The columns of a block that has whole rows: more than a matrix has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ScaleGrid:

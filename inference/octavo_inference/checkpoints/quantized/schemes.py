@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.scale_grid import ALL_COLUMNS
+from octavo_inference.checkpoints.quantized.settings import shown
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 PACKED = "pack-quantized"
@@ -82,12 +84,12 @@ def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
         _supported(path, "format", whole)
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
-        raise ModelError(f"{path}: quantization_config.config_groups is {groups!r}, expected an object")
+        raise ModelError(f"{path}: quantization_config.config_groups is {shown(groups)}, expected an object")
     targets: dict[str, LayerScheme | None] = {}
     for name, group in groups.items():
         key = f"config_groups.{name}"
         if not isinstance(group, dict):
-            raise ModelError(f"{path}: quantization_config.{key} is {group!r}, expected an object")
+            raise ModelError(f"{path}: quantization_config.{key} is {shown(group)}, expected an object")
         scheme = _scheme(path, key, group, whole)
         targets |= dict.fromkeys(_strings(path, f"{key}.targets", group.get("targets")), scheme)
     patterns = sorted(target for target in targets if target.startswith(_PATTERN))
@@ -107,11 +109,11 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
         return None
     key += ".weights"
     if not isinstance(weights, dict):
-        raise ModelError(f"{path}: quantization_config.{key} is {weights!r}, expected an object")
+        raise ModelError(f"{path}: quantization_config.{key} is {shown(weights)}, expected an object")
     bits = _number(path, f"{key}.num_bits", weights.get("num_bits", 8), 1, 8)
     kind = weights.get("type", "int")
     if kind not in ("int", "float"):
-        raise ModelError(f"{path}: quantization_config.{key}.type is {kind!r}, expected 'int' or 'float'")
+        raise ModelError(f"{path}: quantization_config.{key}.type is {shown(kind)}, expected 'int' or 'float'")
     floats = kind == "float"
     if floats and bits not in {4, 8}:
         raise UnsupportedModelError(
@@ -120,7 +122,7 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
     symmetric = weights.get("symmetric", True)
     if not isinstance(symmetric, bool) or (floats and not symmetric):
         expected = "true: floats have no zero points" if floats else "true or false"
-        raise ModelError(f"{path}: quantization_config.{key}.symmetric is {symmetric!r}, expected {expected}")
+        raise ModelError(f"{path}: quantization_config.{key}.symmetric is {shown(symmetric)}, expected {expected}")
     strategy, block = _strategy(path, key, weights)
     given = group.get("format") or (whole if whole != _MIXED else _usual(floats, bits, block, group))
     format_ = _supported(path, key.removesuffix("weights") + "format", given)
@@ -131,7 +133,9 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
         )
     order = weights.get("actorder")
     if order not in _ORDERS:
-        raise ModelError(f"{path}: quantization_config.{key}.actorder is {order!r}, expected 'group', 'weight' or null")
+        raise ModelError(
+            f"{path}: quantization_config.{key}.actorder is {shown(order)}, expected 'group', 'weight' or null"
+        )
     return LayerScheme(format_, bits, floats, symmetric, strategy, block, order in _BY_COLUMN)
 
 
@@ -139,28 +143,30 @@ def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple
     """The strategy, and the rows and columns that share a scale; None are all."""
     group = weights.get("group_size")
     if group is not None:
-        group = _number(path, f"{key}.group_size", group, -1, 1 << 31)
+        group = _number(path, f"{key}.group_size", group, -1, ALL_COLUMNS)
     strategy = weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if group is None else "group" if group > 0 else "channel"
     if strategy not in _STRATEGIES:
         raise UnsupportedModelError(
-            f"{path}: quantization_config.{key}.strategy {strategy!r} is not supported; supported are "
+            f"{path}: quantization_config.{key}.strategy {shown(strategy)} is not supported; supported are "
             f"{', '.join(_STRATEGIES)}"
         )
     if strategy == "tensor":
         return strategy, None
     if strategy == "channel":
-        return strategy, (1, 1 << 31)
+        return strategy, (1, ALL_COLUMNS)
     if strategy == "block":
         sizes = weights.get("block_structure")
         if isinstance(sizes, str):  # older checkpoints have "128x128"
             sizes = [int(size) if re.fullmatch("[0-9]{1,9}", size) else size for size in sizes.split("x")]
         if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-            raise ModelError(f"{path}: quantization_config.{key}.block_structure is {sizes!r}, expected two sizes")
+            raise ModelError(f"{path}: quantization_config.{key}.block_structure is {shown(sizes)}, expected two sizes")
         return strategy, (sizes[0], sizes[1])
     if group is None or group < 1:
-        raise ModelError(f"{path}: quantization_config.{key}.group_size is {group!r}, expected the columns of a group")
+        raise ModelError(
+            f"{path}: quantization_config.{key}.group_size is {shown(group)}, expected the columns of a group"
+        )
     return strategy, (1, group)
 
 
@@ -187,7 +193,7 @@ def _supported(path: Path, key: str, format_: object) -> str:
         return DENSE
     if not isinstance(format_, str) or format_ not in _FORMATS:
         raise UnsupportedModelError(
-            f"{path}: quantization_config.{key} {format_!r} is not supported; supported are "
+            f"{path}: quantization_config.{key} {shown(format_)} is not supported; supported are "
             f"{', '.join((*_FORMATS, _MIXED))}"
         )
     return format_
@@ -196,7 +202,7 @@ def _supported(path: Path, key: str, format_: object) -> str:
 def _number(path: Path, key: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ModelError(
-            f"{path}: quantization_config.{key} is {value!r}, expected a whole number from {least} to {most}"
+            f"{path}: quantization_config.{key} is {shown(value)}, expected a whole number from {least} to {most}"
         )
     return value
 
@@ -204,7 +210,7 @@ def _number(path: Path, key: str, value: Any, least: int, most: int) -> int:
 def _strings(path: Path, key: str, given: Any) -> tuple[str, ...]:
     found = [] if given is None else given
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ModelError(f"{path}: quantization_config.{key} is {given!r}, expected a list of names")
+        raise ModelError(f"{path}: quantization_config.{key} is {shown(given)}, expected a list of names")
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ _LONGEST = 80  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value in a message: cut if it is long, `missing` for None."""
+    """A value in a message: cut if it is long, `missing` for None (also null)."""
     text = "missing" if value is None else repr(value)
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "…"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.memory_advice import release
-from octavo_inference.models.groups import Floats, GroupedMatrix, e4m3_levels
+from octavo_inference.models.groups import Floats, GroupedMatrix, e4m3_levels, e8m0_levels
 from octavo_inference.models.weights import bf16_values
 
 QuantizedReader = Callable[[str, int, int], GroupedMatrix | None]
@@ -51,15 +50,19 @@ class StoredNumbers:
     dtype: str
     data: NDArray[np.generic]
 
-    def rows(self, start: int, end: int) -> Floats:
-        """Some rows."""
-        part = self.data[start:end]
+    def __getitem__(self, index: Any) -> Floats:
+        """Some numbers, by an index of numpy."""
+        part: NDArray[np.generic] = self.data[index]
         if self.dtype == "BF16":
             return bf16_values(part.astype(np.uint16, copy=False))
         if self.dtype == "F8_E4M3" or self.dtype in E8M0:
             levels = e8m0_levels() if self.dtype in E8M0 else e4m3_levels()
             return levels[part.astype(np.uint8, copy=False)]
         return part.astype(np.float32, copy=False)
+
+    def rows(self, start: int, end: int) -> Floats:
+        """Some rows."""
+        return self[start:end]
 
     def reshape(self, *shape: int) -> StoredNumbers:
         """The same numbers in another shape."""
@@ -133,19 +136,3 @@ class Source:
         if self.contents and not (values > 0).all():
             raise ModelError(f"{self.folder}: tensor {name} has the scale {values.min()}, expected more than 0")
         return values
-
-    def checked_scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.generic]:
-        """Scales as stored, for `floats`: a view of the file. Raises as `numbers` does."""
-        return self.numbers(name, FLOATS, *shapes).data
-
-
-def floats(array: NDArray[np.generic]) -> Floats:
-    """float32 of what `Source.array` gives for floats: bfloat16 comes as bits."""
-    return bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
-
-
-@cache
-def e8m0_levels() -> Floats:
-    """The number of each float8_e8m0: 2 ** (bits - 127); 255 is NaN."""
-    powers = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
-    return np.append(powers, np.float32(np.nan))

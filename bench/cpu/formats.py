@@ -6,8 +6,8 @@ python -m bench.cpu.formats --scale 8       # an eighth of the weights and of th
 Speed: milliseconds of one core (its CPU time, the least of three rounds) for 100 million weights in matrices of
 3,072 x 768, for 1 to 256 rows. Output error: of these products, root mean square against gguf's dequantisation in
 float64, relative. KL: divergence of the built-in model's next tokens from float32 with the same weights; gguf
-requantises the model's weights to the format, and has no quantiser for the K formats. Formats of groups (grouped.py)
-are rounded to nearest: in the model's 576 columns, groups of 128 are of 64.
+requantises the model's weights to the format, and has no quantiser for the K formats. Formats of groups are
+rounded to nearest: in the model's 576 columns, groups of 128 are of 64.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.cpu.grouped import GROUPINGS, rounded
 from bench.lib.host import RESULTS, host
 from bench.lib.processes import ROOT
 from bench.lib.results import save
+from bench.lib.rounding import IQ4, NF4, Round, codes, fp8, integers, mxfp4, nvfp4
 from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels, load
@@ -36,7 +36,20 @@ from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
 
-FORMATS: tuple[str, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", *GROUPINGS)
+# Formats of groups; 0: a group is a row.
+GROUPED: dict[str, Round] = {
+    **{f"int4 g{group}": integers(4, group, minimum=False) for group in (32, 64, 128)},
+    **{f"int4 zero g{group}": integers(4, group, minimum=True) for group in (16, 32, 64, 128)},
+    "iq4_nl": codes(IQ4, 32),
+    "mxfp4": mxfp4,
+    "nvfp4": nvfp4,
+    "nf4": codes(NF4, 64),
+    "int8 rows": integers(8, 0, minimum=False),
+    "int8 zero g128": integers(8, 128, minimum=True),
+    "fp8 rows": fp8(1, 0),
+    "fp8 g128": fp8(1, 128),
+}
+FORMATS: tuple[str, ...] = ("bf16", "q8_0", "q6_k", "q5_k", "q5_1", "q5_0", "q4_k", "q4_1", "q4_0", *GROUPED)
 ROWS = (1, 8, 64, 256)
 _BLOCK_BYTES = 48  # Int8Block of int8.h
 COLUMNS, WIDTH, MATRICES = 768, 3072, 42
@@ -52,8 +65,8 @@ def stored(name: str, values: NDArray[np.float32], rng: np.random.Generator) -> 
     """The values in a format; random blocks in a K format, which gguf cannot quantize to."""
     if name == "bf16":
         return Tensor("bf16", values.shape, bf16_bits(values))
-    if name in GROUPINGS:
-        return rounded(name, values)
+    if name in GROUPED:
+        return GROUPED[name](values)
     format_ = cast("BlockFormat", name)
     if name not in K_BLOCKS:
         return Tensor(format_, values.shape, gguf.quants.quantize(values, gguf.GGMLQuantizationType[name.upper()]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lib.processes import CACHE, LLAMA, ROOT
-from bench.quality.rounding import Floats, Round, fp8, half_quadratic, integers, mxfp4, normal_float, nvfp4
+from bench.lib.rounding import NF4, Floats, Round, codes, fp8, half_quadratic, integers, mxfp4, nvfp4
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.weights import LayerWeights, Matrix, Weights, dequantize
@@ -50,14 +50,15 @@ _ROUNDED: dict[str, tuple[Round, float]] = {
     "int4, 64, symmetric": (integers(4, 64, minimum=False), 4.25),
     "int4, 64, zero points": (integers(4, 64, minimum=True), 4.3125),
     "HQQ int4, 64": (half_quadratic(4, 64), 4.5),
-    "NF4, 64": (normal_float(64), 4.5),
+    "NF4, 64": (codes(NF4, 64), 4.5),
     "MXFP4": (mxfp4, 4.25),
     "NVFP4": (nvfp4, 4.5),
     "FP8, a scale per matrix": (fp8(0, 0), 8.0),
     "FP8, a scale per row": (fp8(1, 0), 8.0),
     "FP8, blocks of 128 x 128": (fp8(128, 128), 8.0),
 }
-_COMMANDS: tuple[tuple[str, ...], ...] = ()
+# The built-in model's rows are whole groups of 64.
+_COMMANDS = (("--method", "gptq"), ("--method", "awq"))
 # llama_ftype of llama.h
 _LLAMA_TYPES = {
     "Q2_K": 10,

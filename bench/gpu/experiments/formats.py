@@ -23,7 +23,7 @@ def items(setting: Setting) -> Iterator[Item]:
     flush = Flush(setting.device)
     for model in setting.models:
         for name in setting.pick(PRODUCTS, ("qkv",)):
-            for stored in KNOWN:
+            for stored in setting.pick(tuple(KNOWN), ("int4 awq", "code4 nf4")):
                 for m in setting.pick(ROWS, (2,)):
                     run = partial(product, setting, flush, model, name, stored, m)
                     yield Item(f"{model} {name} {stored} {m} rows", run)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.backends.cpu.native.packed_formats import Layout, WeightFormat, packed_parts
+from octavo_inference.backends.cpu.native.packed_formats import PanelLayout, WeightFormat, packed_parts
 from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
@@ -144,7 +144,7 @@ def test_a_product_is_that_of_the_rounded_activations(
     matrix = Packer(kernels, team, "auto", packed).matrix((tensor,), biases=(stored(np.ones(72, np.float32)),))
     assert matrix.format == abi.PACKED[BLOCKS[format_][3]]
     assert packed.quantized
-    assert packed.size == matrix.rows * Layout(BLOCKS[format_][3]).row_bytes(512)
+    assert packed.size == matrix.rows * PanelLayout(BLOCKS[format_][3]).row_bytes(512)
     exact_weights = dequantize(tensor).astype(np.float64)
     for rows in [*range(1, 41), 61, 130]:
         a = rng.standard_normal((rows, 512), np.float32)

@@ -52,7 +52,7 @@ _STORES: dict[abi.PackedFormat, tuple[int, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PanelLayout:
     """A packed format, and for quantized weights how many columns share a scale: 16 or a multiple of 32."""
 
     format: abi.PackedFormat
@@ -88,17 +88,17 @@ class Layout:
         return columns * bits // 8 + columns // self.group * 2 * numbers
 
 
-_FLOATS = Layout("bf16")
+_FLOATS = PanelLayout("bf16")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PackedPart:
     """Matrices that are packed in one layout, one below the other or interleaved.
 
     If `ordered`, their columns stay in the order of the file (act-order), and the input is put in that order.
     """
 
-    layout: Layout
+    layout: PanelLayout
     matrices: tuple[Matrix, ...]
     ordered: bool = False
 
@@ -127,28 +127,28 @@ def weight_format(dtype: Dtype, quantization: Quantization = "auto") -> WeightFo
 
 def packed_parts(
     matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: int = abi.CONCATENATED
-) -> tuple[Part, ...]:
+) -> tuple[PackedPart, ...]:
     """How a matrix fused of `matrices` is packed: with "auto" and "int8" in formats that keep quantized weights.
 
     Concatenated matrices of different formats become parts, where these are whole panels. Interleaved ones share
     panels, so they need a format that holds both; if there is none, they become bf16.
     """
     if wanted in {"bf16", "f32"}:
-        return (Part(Layout(cast("abi.PackedFormat", wanted)), tuple(matrices)),)
+        return (PackedPart(PanelLayout(cast("abi.PackedFormat", wanted)), tuple(matrices)),)
     ordered = input_order(matrices) is not None
     layouts = [_kept(matrix, wanted, ordered=ordered) for matrix in matrices]
     keys = [_key(matrix, layout) for matrix, layout in zip(matrices, layouts, strict=True)]
     if len(set(keys)) == 1:
-        return (Part(layouts[0], tuple(matrices), ordered),)
+        return (PackedPart(layouts[0], tuple(matrices), ordered),)
     ends = np.cumsum([matrix.shape[0] for matrix in matrices])[:-1]
     if arrangement == abi.INTERLEAVED or (ends % WIDEST_PANEL).any():
-        return (Part(_common(matrices, layouts), tuple(matrices), ordered),)
-    parts: list[Part] = []
+        return (PackedPart(_common(matrices, layouts), tuple(matrices), ordered),)
+    parts: list[PackedPart] = []
     for number, (layout, matrix) in enumerate(zip(layouts, matrices, strict=True)):
         if number and keys[number] == keys[number - 1]:
-            parts[-1] = Part(layout, (*parts[-1].matrices, matrix), ordered)
+            parts[-1] = PackedPart(layout, (*parts[-1].matrices, matrix), ordered)
         else:
-            parts.append(Part(layout, (matrix,), ordered))
+            parts.append(PackedPart(layout, (matrix,), ordered))
     return tuple(parts)
 
 
@@ -181,13 +181,13 @@ def matrix_bytes(matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: 
     return sum(part.nbytes for part in parts) + (4 * matrices[0].shape[1] if parts[0].ordered else 0)
 
 
-def group_layout(grouping: Grouping, columns: int) -> Layout | None:
+def group_layout(grouping: Grouping, columns: int) -> PanelLayout | None:
     """The packed layout of groups, None if there is none: columns that are no whole blocks, groups of odd sizes."""
     kind = "int8" if grouping.kind == "code4" and grouping.minimum else grouping.kind
     return None if columns % BLOCK else _layout_of(kind, grouping.group, minimum=grouping.minimum)
 
 
-def _layout_of(kind: str, group: int, *, minimum: bool) -> Layout | None:
+def _layout_of(kind: str, group: int, *, minimum: bool) -> PanelLayout | None:
     """The layout of a kind with the largest groups that divide `group`."""
     whole = group % BLOCK == 0
     if not whole and (group % _HALF or kind in {"int8", "fp8"}):
@@ -202,14 +202,14 @@ def _layout_of(kind: str, group: int, *, minimum: bool) -> Layout | None:
     }.get((kind, minimum))
     if format_ is None:
         return None
-    return Layout(cast("abi.PackedFormat", format_ if whole else format_ + "_16"), group if whole else _HALF)
+    return PanelLayout(cast("abi.PackedFormat", format_ if whole else format_ + "_16"), group if whole else _HALF)
 
 
-def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> Layout:
+def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> PanelLayout:
     """The layout that keeps a matrix, or that of floats."""
-    rounded = Layout("int8") if wanted == "int8" and matrix.shape[1] % BLOCK == 0 else _FLOATS
+    rounded = PanelLayout("int8") if wanted == "int8" and matrix.shape[1] % BLOCK == 0 else _FLOATS
     if isinstance(matrix, Tensor):
-        return Layout(_PACKED[matrix.format]) if matrix.format in _PACKED else rounded
+        return PanelLayout(_PACKED[matrix.format]) if matrix.format in _PACKED else rounded
     layout = group_layout(matrix.grouping, matrix.shape[1])
     if layout is None:
         _warn(f"{matrix.format} in groups of {matrix.grouping.group} of {matrix.shape[1]} columns")
@@ -222,16 +222,16 @@ def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> Layout:
     return _FLOATS
 
 
-def _key(matrix: Matrix, layout: Layout) -> tuple[object, ...]:
+def _key(matrix: Matrix, layout: PanelLayout) -> tuple[object, ...]:
     """What matrices of one part have in common. Those of groups have factors, others have none."""
     return (layout.format,) if layout.floats else (layout, levels_of(matrix), type(matrix))
 
 
-def _common(matrices: Sequence[Matrix], layouts: Sequence[Layout]) -> Layout:
+def _common(matrices: Sequence[Matrix], layouts: Sequence[PanelLayout]) -> PanelLayout:
     """A layout that holds matrices in several formats without loss, else that of floats."""
     formats = {layout.format for layout in layouts}
     if all(isinstance(matrix, Tensor) for matrix in matrices) and formats <= {"int4", "int4_symmetric", "int6"}:
-        return Layout("int6" if "int6" in formats else "int4")
+        return PanelLayout("int6" if "int6" in formats else "int4")
     groupings = [matrix.grouping for matrix in matrices if isinstance(matrix, GroupedMatrix)]
     if len(groupings) == len(matrices) and "bf16" not in formats:
         kinds = {grouping.kind for grouping in groupings}
@@ -256,6 +256,6 @@ def _warn(what: str) -> None:
     _LOG.warning("the CPU kernels have no packed format for %s: these weights become bfloat16", what)
 
 
-def of_integers(parts: Iterable[Part]) -> bool:
+def of_integers(parts: Iterable[PackedPart]) -> bool:
     """Whether a kernel of any part reads activations in 8 bits."""
     return any(not part.layout.floats and part.layout.format != "fp8" for part in parts)

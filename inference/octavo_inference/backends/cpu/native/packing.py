@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import (
-    Part,
+    PackedPart,
     WeightFormat,
     input_order,
     levels_of,
@@ -126,7 +126,7 @@ class Packer:
         self.into.quantized |= of_integers(parts)
         return result
 
-    def _part(self, part: Part, arrangement: int) -> abi.PackedMatrix:
+    def _part(self, part: PackedPart, arrangement: int) -> abi.PackedMatrix:
         """Pack matrices in one format."""
         panel, cols = self.kernels.info.panel, part.matrices[0].shape[1]
         rows = -(-sum(m.shape[0] for m in part.matrices) // panel) * panel

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
-from octavo_inference.backends.cpu.native.packed_formats import Layout, Part
+from octavo_inference.backends.cpu.native.packed_formats import PackedPart, PanelLayout
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups
 from octavo_inference.models.weights import Matrix, Tensor, dequantize
@@ -38,7 +38,7 @@ class Rows:
     factor: Floats | None = None
 
 
-def read_piece(part: Part, arrangement: int, panel: int, panels: range) -> list[Rows]:
+def read_piece(part: PackedPart, arrangement: int, panel: int, panels: range) -> list[Rows]:
     """Rows of some panels, for each of the kernels' sources: one below the other, or two that are interleaved."""
     matrices = part.matrices
     if arrangement == abi.INTERLEAVED:
@@ -54,7 +54,7 @@ def read_piece(part: Part, arrangement: int, panel: int, panels: range) -> list[
     return [_joined(found)]
 
 
-def _read(matrix: Matrix, start: int, end: int, part: Part) -> Rows:
+def _read(matrix: Matrix, start: int, end: int, part: PackedPart) -> Rows:
     if isinstance(matrix, Tensor):
         return Rows(dequantize(matrix.rows(start, end)))
     groups = _finite(matrix, start, end)
@@ -86,7 +86,7 @@ def _finite(matrix: GroupedMatrix, start: int, end: int) -> Groups:
     return groups
 
 
-def packable_rows(groups: Groups, grouping: Grouping, into: Layout) -> Rows:
+def packable_rows(groups: Groups, grouping: Grouping, into: PanelLayout) -> Rows:
     """Rows in the terms of a packed format that holds them: its kind of values, its groups, its minima."""
     groups = groups.regrouped(into.group)
     values, scale = groups.values, groups.scale

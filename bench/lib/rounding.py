@@ -23,6 +23,8 @@ NF4 = (
 )
 # Of e2m1, times 2: OCP Microscaling Formats 1.0, section 5.3.3.
 E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+# Of ggml's IQ4_NL and IQ4_XS.
+IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
 _LARGEST_E4M3 = 448.0
 
 
@@ -68,14 +70,17 @@ def half_quadratic(bits: int, group: int, steps: int = 20) -> Round:
     return rounded
 
 
-def normal_float(group: int) -> Round:
-    """NF4 of bitsandbytes: the nearest level times the largest magnitude of each `group` columns."""
+def codes(levels: tuple[float, ...], group: int) -> Round:
+    """The nearest of 16 levels, the largest of which is the largest magnitude of each `group` columns.
+
+    With `NF4` and groups of 64 it is what bitsandbytes does.
+    """
 
     def rounded(weights: Floats) -> GroupedMatrix:
         size = common_group(weights.shape[1], group)
         groups = _grouped(weights, size)
-        scale = _positive(np.abs(groups).max(-1))
-        return _matrix(weights, "code4", size, nearest(groups / scale[..., None], NF4), scale, levels=NF4)
+        scale = _positive(np.abs(groups).max(-1) / np.float32(max(levels)))
+        return _matrix(weights, "code4", size, nearest(groups / scale[..., None], levels), scale, levels=levels)
 
     return rounded
 

@@ -27,7 +27,8 @@ from octavo_inference.backends.cuda.library_products import (
     scales_rows,
 )
 from octavo_inference.backends.cuda.linear import quantize_rows
-from octavo_inference.backends.cuda.weight_loading import _multiplies_in_fp8, _Part
+from octavo_inference.backends.cuda.weight_loading import _multiplies_in_fp8
+from octavo_inference.backends.cuda.weight_plan import Part
 from octavo_inference.models.weights import Tensor
 
 
@@ -139,7 +140,7 @@ def test_which_matrices_are_multiplied_in_fp8(
     shapes: list[tuple[Layout, int, int]], supported: Fp8Products, expected: bool
 ) -> None:
     parts = [
-        _Part(layout, (Tensor("f32", (rows, cols), np.zeros((rows, cols), np.float32)),), (None,))
+        Part(layout, (Tensor("f32", (rows, cols), np.zeros((rows, cols), np.float32)),), (None,))
         for layout, rows, cols in shapes
     ]
     assert _multiplies_in_fp8(parts, supported) is expected

@@ -22,6 +22,7 @@ WIDEST_PANEL = 32  # of all variants: parts of a fused matrix are multiples of i
 # With "auto" and "int8" quantized weights keep their format, and all others become bf16 or int8.
 WeightFormat = Literal["auto", "bf16", "f32", "int8"]
 
+_KEEP_QUANTIZED: tuple[WeightFormat, ...] = ("auto", "int8")
 _OF_DTYPE: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
 # The smallest packed format that holds a stored one.
 _PACKED: dict[Format, abi.PackedFormat] = {
@@ -180,7 +181,7 @@ def largest_unpacked(weights: Weights) -> int:
     return max(
         unpacked_bytes(packed_parts(matrices, wanted, arrangement), WIDEST_PANEL, tiles=tiles)
         for matrices, arrangement in _linears(weights)
-        for wanted in (cast("WeightFormat", "auto"), cast("WeightFormat", "int8"))
+        for wanted in _KEEP_QUANTIZED
         for tiles in (False, True)
     )
 

@@ -1,6 +1,6 @@
 """Cost and accuracy of each weight format: bits in memory, speed of the linears, error.
 
-python -m bench.cpu.formats                 # one thread, about three minutes; result in results/formats.json
+python -m bench.cpu.formats                 # one thread; result in results/formats.json
 python -m bench.cpu.formats --scale 8       # an eighth of the weights and of the text, for a quick run
 
 Speed: milliseconds of one core (its CPU time, the least of three rounds) for 100 million weights in matrices of

@@ -131,7 +131,7 @@ def _safetensors(path: Path, tensors: list[tuple[str, Matrix]]) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
             rows = tensor.shape[0]
-            step = max(1, _PIECE * rows // max(1, tensor.nbytes))
+            step = max(1, _PIECE // max(1, math.prod(tensor.shape[1:]) * _stored(tensor)[1]))
             for first in range(0, rows, step):
                 piece = _plain(tensor.rows(first, min(first + step, rows)))
                 np.ascontiguousarray(piece.data).tofile(file)

@@ -60,7 +60,10 @@ def file_bits(variant: Variant, weights: Weights) -> float:
     if variant.bits is not None:
         return variant.bits
     matrices: list[Matrix] = [getattr(layer, name) for layer in weights.layers for name in MATRICES]
-    return 8.0 * sum(m.nbytes for m in matrices) / sum(math.prod(m.shape) for m in matrices)
+    arrays = [array for m in matrices for array in ((m.data,) if isinstance(m, Tensor) else m.stored)]
+    # Parts of a stacked layer share the memory of the whole.
+    size = sum(array.nbytes for array in {id(array): array for array in arrays}.values())
+    return 8.0 * size / sum(math.prod(m.shape) for m in matrices)
 
 
 def line(name: str, row: dict[str, Any]) -> str:

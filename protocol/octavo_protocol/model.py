@@ -59,7 +59,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     `quantized`: none of them has floats; `file_bytes`: size of the weights' files. `weights`: size of the weights in
     the engine on a CPU, embedding included, by `engine.dtype` or `engine.quantization`. `token_bytes` and `row_bytes`:
     upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
-    thread; the exact sizes depend on the instruction set of the node.
+    thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
@@ -75,6 +75,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     max_length: _Count = 0
     token_bytes: _Count = 0
     row_bytes: _Count = 0
+    thread_bytes: _Count = 0
     gpu: GpuReport | None = None
 
 

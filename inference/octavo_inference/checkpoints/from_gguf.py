@@ -216,7 +216,7 @@ def _tensor(file: GgufFile, name: str, shape: tuple[int, ...] | None = None) -> 
     if tensor is None:
         raise ModelError(f"{file.path}: tensor {name} is missing")
     if shape is not None and tensor.shape != shape:
-        raise ModelError(f"{file.path}: tensor {name} has shape {tensor.shape}, the metadata says {shape}")
+        raise ModelError(f"{tensor.path}: tensor {name} has shape {tensor.shape}, the metadata says {shape}")
     return tensor
 
 

@@ -134,7 +134,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
 
 
 def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *, contents: bool = True) -> Weights:
-    """Canonical weights: all matrices are views of the files.
+    """Canonical weights: matrices of floats are views of the files, quantized ones are read from them in pieces.
 
     Raises `ModelError` for tensors that do not fit config.json. Without `contents` only headers are known, not what the
     files hold: weights then have their formats and sizes, and cannot be read.

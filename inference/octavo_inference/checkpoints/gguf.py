@@ -67,8 +67,9 @@ _OTHERS = {
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """A tensor of the file: `shape` outermost first (as numpy), `data` uint8 [rows, bytes per row], read-only."""
+    """A tensor of the file `path`: `shape` outermost first (as numpy), `data` uint8 [rows, bytes per row]."""
 
+    path: Path
     name: str
     type_id: int
     shape: tuple[int, ...]
@@ -137,4 +138,6 @@ def _view(header: Header, buffer: NDArray[np.uint8], entry: TensorEntry) -> Gguf
     start = header.data_start + entry.offset
     if entry.offset > len(buffer) or start + rows * row_bytes > len(buffer):
         raise damaged(path, f"tensor {name} of {rows * row_bytes} bytes at {start} reaches past the end")
-    return GgufTensor(name, entry.type_id, shape, buffer[start : start + rows * row_bytes].reshape(rows, row_bytes))
+    return GgufTensor(
+        path, name, entry.type_id, shape, buffer[start : start + rows * row_bytes].reshape(rows, row_bytes)
+    )

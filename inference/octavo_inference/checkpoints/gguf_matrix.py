@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,11 +37,11 @@ def stored_matrix(file: GgufFile, tensor: GgufTensor, order: NDArray[np.int64] |
     """
     factor = _factor(file, tensor.name)
     if tensor.type_name in GROUPED:
-        return grouped_matrix(file.path, tensor, order, 1.0 if factor is None else factor)
+        return grouped_matrix(tensor, order, 1.0 if factor is None else factor)
     if tensor.type_name not in _STORED:
-        raise ModelError(f"{file.path}: tensor {tensor.name} has the type {tensor.type_name}, which holds no weights")
+        raise ModelError(f"{tensor.path}: tensor {tensor.name} has the type {tensor.type_name}, which holds no weights")
     if factor is not None:
-        raise ModelError(f"{file.path}: tensor {tensor.name} in {tensor.type_name} has a scale tensor beside it")
+        raise ModelError(f"{tensor.path}: tensor {tensor.name} in {tensor.type_name} has a scale tensor beside it")
     data = tensor.data if order is None else tensor.data[order]
     kept = _STORED[tensor.type_name]
     return Tensor(kept, (len(data), tensor.shape[-1]), data.view(_NUMBERS.get(kept, np.uint8)))
@@ -54,9 +52,7 @@ def elements(file: GgufFile, tensor: GgufTensor) -> NDArray[np.float32]:
     return dequantize(stored_matrix(file, tensor)).reshape(-1)
 
 
-def grouped_matrix(
-    path: Path, tensor: GgufTensor, order: NDArray[np.int64] | None = None, factor: float = 1.0
-) -> GroupedMatrix:
+def grouped_matrix(tensor: GgufTensor, order: NDArray[np.int64] | None = None, factor: float = 1.0) -> GroupedMatrix:
     """A matrix of all rows of a tensor of `GROUPED`: those of all experts below each other.
 
     Row i is that at order[i]. All scales are multiplied by `factor`. Reading raises `ModelError` for scales that are
@@ -83,7 +79,7 @@ def grouped_matrix(
             if minimum is not None:
                 minimum *= np.float32(factor)
         if not np.isfinite(scale).all() or (minimum is not None and not np.isfinite(minimum).all()):
-            raise ModelError(f"{path}: tensor {tensor.name} has scales that are not finite numbers")
+            raise ModelError(f"{tensor.path}: tensor {tensor.name} has scales that are not finite numbers")
         shaped = None if minimum is None else minimum.reshape(end - start, -1)
         return Groups(values.reshape(end - start, columns), scale.reshape(end - start, -1), shaped)
 
@@ -96,8 +92,8 @@ def _factor(file: GgufFile, name: str) -> float | None:
     if tensor is None:
         return None
     if tensor.shape != (1,):
-        raise ModelError(f"{file.path}: tensor {tensor.name} has shape {tensor.shape}, expected one number")
+        raise ModelError(f"{tensor.path}: tensor {tensor.name} has shape {tensor.shape}, expected one number")
     (value,) = elements(file, tensor).tolist()
     if not np.isfinite(value):
-        raise ModelError(f"{file.path}: tensor {tensor.name} is {value}, expected a finite number")
+        raise ModelError(f"{tensor.path}: tensor {tensor.name} is {value}, expected a finite number")
     return float(value)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 # Importance matrices and image encoders, which are published beside models.
-_HELPER = re.compile(r"(?:^|[-._])(?:imatrix|mmproj)(?:[-._]|$)", re.IGNORECASE)
+_HELPER = re.compile(r"(?:.*[-._])?(?:imatrix|mmproj)|mmproj[-._].*", re.IGNORECASE)
 
 
 def part_names(name: str) -> tuple[str, ...]:
@@ -27,5 +27,5 @@ def gguf_models(names: Iterable[str]) -> list[tuple[str, ...]]:
     Files whose names are those of importance matrices and image encoders are left out, unless there is nothing else.
     """
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
-    models = [name for name in ggufs if not _HELPER.search(name.removesuffix(".gguf"))]
+    models = [name for name in ggufs if not _HELPER.fullmatch(name.removesuffix(".gguf"))]
     return list(dict.fromkeys(part_names(name) for name in models or ggufs))

@@ -6,14 +6,15 @@ from octavo_inference.checkpoints.gguf_header import Header, Value, read_header
 from octavo_inference.checkpoints.gguf_names import part_names
 from octavo_inference.common.errors import ModelError
 
-# What parts have from the whole model, if they have it.
+# What parts may have from the whole model. Those by llama-gguf-split have only `split.*`.
 _SHARED = ("general.architecture", "general.name")
 
 
 def read_other_parts(first: Header) -> list[Header]:
     """The headers of the parts after the first; none if the file is a whole model.
 
-    Raises `ModelError` for parts that are missing, in another order, or of another model.
+    Raises `ModelError` for parts that are missing or in another order, and for those that say that they are of another
+    model.
     """
     count = _number(first, "split.count", 1)
     if count <= 1:

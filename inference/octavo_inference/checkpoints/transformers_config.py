@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
-from octavo_inference.checkpoints.quantized.described import quantization_settings
+from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 # Layer types whose attention selects keys by position; others carry state or select keys by content.

@@ -20,7 +20,7 @@ from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
-from octavo_inference.checkpoints.quantized.described import MODELOPT_FILE, OLD_FILES
+from octavo_inference.checkpoints.quantized.quantization_config import MODELOPT_FILE, OLD_FILES
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
@@ -79,6 +79,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         max_length=config.max_positions,
         token_bytes=size.token,
         row_bytes=size.row,
+        thread_bytes=size.thread,
         gpu=gpu_report(outline.weights, config),
     )
 

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo_inference.models import ggml_grids
 from octavo_inference.models.ggml_dequant import half, planes
 from octavo_inference.models.ggml_grids import Parts
-from octavo_inference.models.groups import Bytes, Floats, Grouping, e4m3_levels
+from octavo_inference.models.groups import TWICE_E2M1, Bytes, Floats, Grouping, e4m3_levels, e8m0_levels
 
 _TWO_BITS = (0, 2, 4, 6)
 _NIBBLES = (0, 4)
-# Twice the numbers of e2m1: a sign, two bits of exponent, one of mantissa.
-_E2M1 = Grouping("code4", 32, levels=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12))
+_E2M1 = Grouping("code4", 32, levels=TWICE_E2M1)
 _IQ4 = Grouping("code4", 32, levels=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113))
 
 
@@ -67,7 +65,7 @@ def _mxfp4(blocks: Bytes) -> Parts:
 
 
 def _nvfp4(blocks: Bytes) -> Parts:
-    scale = e4m3_levels()[blocks[:, :4] & 127] * np.float32(0.5)
+    scale = _half_ue4m3()[blocks[:, :4]]
     return planes(blocks[:, 4:], _NIBBLES, 15, 8), scale, None
 
 
@@ -96,11 +94,19 @@ def _q2_0(blocks: Bytes) -> Parts:
 
 
 @cache
-def _half_e8m0() -> NDArray[np.float32]:
+def _half_e8m0() -> Floats:
     """Half of 2^(byte - 127) for each byte; NaN for 255, and for those whose weights can be infinite."""
-    powers = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
+    powers = e8m0_levels() * np.float32(0.5)
     powers[253:] = np.nan
     return powers
+
+
+@cache
+def _half_ue4m3() -> Floats:
+    """Half of the float8 of each byte, without its sign; 0 for 127, as in ggml-quants.c."""
+    levels = np.resize(e4m3_levels()[:128], 256) * np.float32(0.5)
+    levels[127] = 0
+    return levels
 
 
 GROUPED: dict[str, GroupedFormat] = {
@@ -109,7 +115,7 @@ GROUPED: dict[str, GroupedFormat] = {
     "IQ4_NL": GroupedFormat(_IQ4, _iq4_nl),
     "IQ4_XS": GroupedFormat(_IQ4, _iq4_xs),
     "MXFP4": GroupedFormat(_E2M1, _mxfp4),
-    "NVFP4": GroupedFormat(Grouping("code4", 16, levels=_E2M1.levels), _nvfp4),
+    "NVFP4": GroupedFormat(Grouping("code4", 16, levels=TWICE_E2M1), _nvfp4),
     "TQ1_0": GroupedFormat(Grouping("int4", 256), _tq1_0),
     "TQ2_0": GroupedFormat(Grouping("int4", 256), _tq2_0),
     "Q1_0": GroupedFormat(Grouping("int4", 128), _q1_0),

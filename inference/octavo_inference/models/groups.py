@@ -14,7 +14,7 @@ Zero points become minimums: (q - zero) * scale = q * scale + (-zero * scale).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -28,7 +28,12 @@ Kind = Literal["int4", "int8", "code4", "fp8"]
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
+TWICE_E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+"""Twice the numbers of float4_e2m1: a sign, two bits of exponent, one of mantissa. Whole numbers suit kernels that
+multiply integers."""
 _LEVELS = 16
+# Weights that are dequantized at a time.
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +72,9 @@ class Groups:
         return Groups(self.values[start:end], self.scale[start:end], minimum)
 
     def columns(self, start: int, end: int) -> Groups:
-        """Columns of whole groups; views."""
+        """Some columns, in groups of `cut_group` columns; values are a view."""
         group = self.values.shape[1] // self.scale.shape[1]
-        part = slice(start // group, end // group)
+        part = np.arange(start, end, cut_group(group, start, end)) // group
         minimum = None if self.minimum is None else self.minimum[:, part]
         return Groups(self.values[:, start:end], self.scale[:, part], minimum)
 
@@ -84,11 +89,14 @@ class Groups:
     def dequantize(self, grouping: Grouping) -> Floats:
         """The weights, [rows, columns]."""
         rows, columns = self.values.shape
-        levels = _levels(grouping)[self.values].reshape(rows, -1, grouping.group)
-        result: Floats = levels * self.scale[..., None]
-        if self.minimum is not None:
-            result += self.minimum[..., None]
-        return result.reshape(rows, columns)
+        levels, result = _levels(grouping), np.empty((rows, columns), np.float32)
+        for part in _pieces(rows, columns):
+            np.take(levels, self.values[part], out=result[part], mode="clip")  # other modes need a buffer
+            groups = result[part].reshape(-1, columns // grouping.group, grouping.group)
+            groups *= self.scale[part, :, None]
+            if self.minimum is not None:
+                groups += self.minimum[part, :, None]
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +104,9 @@ class GroupedMatrix:
     """A matrix [rows, columns] that is read from its files in pieces.
 
     `read(start, end)` gives rows of it; it is called from several threads. `format` is the published format's name, for
-    messages. `stored` is the memory of the mapped files that `read` reads. Where `order` is given, column j of the
-    values belongs to column order[j] of the matrix: GPTQ sorts columns by group ("act-order").
+    messages. `stored` is the memory of the mapped files that `read` reads, of slices that of the whole. Where `order`
+    is given, column j of the values belongs to column order[j] of the matrix: GPTQ sorts columns by group
+    ("act-order").
     """
 
     format: str
@@ -107,20 +116,21 @@ class GroupedMatrix:
     stored: tuple[NDArray[np.generic], ...] = ()
     order: NDArray[np.int32] | None = None
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes in the files."""
-        return sum(part.nbytes for part in self.stored)
-
     def rows(self, start: int, end: int) -> GroupedMatrix:
         """Some rows."""
         read = self.read
         return replace(self, shape=(end - start, self.shape[1]), read=lambda a, b: read(start + a, start + b))
 
     def columns(self, start: int, end: int) -> GroupedMatrix:
-        """Some columns, of whole groups. Not of a matrix with an `order`."""
+        """Some columns; groups that are cut become smaller ones. Not of a matrix with an `order`."""
         read = self.read
-        return replace(self, shape=(self.shape[0], end - start), read=lambda a, b: read(a, b).columns(start, end))
+        grouping = replace(self.grouping, group=cut_group(self.grouping.group, start, end))
+        return replace(
+            self,
+            shape=(self.shape[0], end - start),
+            grouping=grouping,
+            read=lambda a, b: read(a, b).columns(start, end),
+        )
 
     def split(self, *sizes: int) -> list[GroupedMatrix]:
         """Split into matrices of `sizes` rows."""
@@ -133,18 +143,25 @@ class GroupedMatrix:
             release(part)
 
     def dequantize(self) -> Floats:
-        """The whole matrix in float32, its columns in their own order."""
-        values = self.read(0, self.shape[0]).dequantize(self.grouping)
-        if self.order is None:
-            return values
-        result = np.empty_like(values)
-        result[:, self.order] = values
+        """The whole matrix in float32, its columns in their own order. It is read in pieces."""
+        result = np.empty(self.shape, np.float32)
+        for part in _pieces(*self.shape):
+            values = self.read(part.start, part.stop).dequantize(self.grouping)
+            if self.order is None:
+                result[part] = values
+            else:
+                result[part, self.order] = values
         return result
 
 
 def common_group(columns: int, group: int) -> int:
     """The largest number of columns that groups of `group` can be divided into and that divides `columns`."""
     return math.gcd(columns, group)
+
+
+def cut_group(group: int, start: int, end: int) -> int:
+    """The largest number of columns into which the columns `start` to `end` of groups of `group` can be divided."""
+    return math.gcd(group, start, end - start)
 
 
 def stacked(parts: Sequence[Groups]) -> Groups:
@@ -155,6 +172,12 @@ def stacked(parts: Sequence[Groups]) -> Groups:
         np.concatenate([part.scale for part in parts]),
         np.concatenate(minimums) if minimums else None,
     )
+
+
+def _pieces(rows: int, columns: int) -> Iterator[slice]:
+    """Rows of at most `_PIECE` weights."""
+    step = max(1, _PIECE // max(1, columns))
+    return (slice(at, min(at + step, rows)) for at in range(0, rows, step))
 
 
 def _levels(grouping: Grouping) -> Floats:
@@ -174,3 +197,10 @@ def e4m3_levels() -> Floats:
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
     size[[127, 255]] = np.nan
     return np.where(bits & 128, -size, size).astype(np.float32)
+
+
+@cache
+def e8m0_levels() -> Floats:
+    """The number of each float8_e8m0: 2 ** (bits - 127); 255 is NaN."""
+    powers = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
+    return np.append(powers, np.float32(np.nan))

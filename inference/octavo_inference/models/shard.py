@@ -83,7 +83,7 @@ def _summed(layers: Iterable[LayerWeights]) -> Iterable[Matrix]:
 
 
 def _block_refusal(matrix: Matrix, size: int) -> str | None:
-    """Check that no block of a quantised weight, which shares a scale along the columns, is split between ranks."""
+    """Check that ranks have whole blocks of a quantised weight, or parts of groups that kernels read."""
     if isinstance(matrix, GroupedMatrix) and matrix.order is not None:
         return f"the columns of its {matrix.format} weights are sorted by group (act-order), which mixes those of ranks"
     block, columns = column_step(matrix), matrix.shape[1]

@@ -15,6 +15,7 @@ from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
 from octavo_inference.models.groups import GroupedMatrix
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
+_SMALLEST_GROUP = 16  # columns, of all backends
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder. `lm_head` is `embedding` itself when tied."""
+    """All weights of a decoder. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from."""
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
@@ -150,9 +151,13 @@ def exact_half(tensor: Tensor) -> Tensor:
 
 
 def column_step(matrix: Matrix) -> int:
-    """The number of columns that share a scale: a matrix can be divided only between them. 1 for floats."""
+    """A matrix can be divided between that many columns. 1 for floats, and the size of blocks of GGUF.
+
+    A part of a group has the group's scale, so groups can be cut, but only into groups that kernels read. Groups that
+    none reads become floats.
+    """
     if isinstance(matrix, GroupedMatrix):
-        return matrix.grouping.group
+        return _SMALLEST_GROUP if matrix.grouping.group % _SMALLEST_GROUP == 0 else 1
     if matrix.format in {"f32", "bf16", "f16"}:
         return 1
     return 256 if matrix.format.endswith("_k") else 32

@@ -90,6 +90,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         kv=kv,
         activations=found.token_bytes * tokens
         + found.row_bytes * (running + threads(spec))
+        + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
         swap=_swap(settings, kv),
         sequence=math.ceil(length / block_size) * block,

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from octavo_inference.backends.cpu.footprint import measure
+from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
-from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
+from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, packed_parts
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.weights import Matrix, Weights
@@ -117,9 +119,49 @@ def test_a_token_does_not_depend_on_its_batch(kernels: Kernels, rng: np.random.G
 
 
 def test_weights_are_as_large_as_foreseen(kernels: Kernels, weights: Weights) -> None:
+    """All rows but those of the vocabulary fill their panels."""
     packed = create(CONFIG, weights, kernels, dtype="auto")._packed
-    rows_added = kernels.info.panel - 1
-    foreseen = packed_bytes(weights, "auto")
-    linears = 4 * CONFIG.layers + 1
-    assert foreseen <= packed.size <= foreseen + linears * rows_added * (2 * CONFIG.intermediate)
+    added = -CONFIG.vocab % kernels.info.panel
+    assert added
+    (lm_head,) = packed_parts((weights.lm_head,), "auto")
+    assert packed.size == packed_bytes(weights, "auto") + added * (lm_head.layout.row_bytes(CONFIG.hidden) + 4)
     assert packed.size < 0.7 * packed_bytes(weights, "bf16")
+
+
+def test_int8_keeps_weights_that_are_quantized(kernels: Kernels, rng: np.random.Generator, weights: Weights) -> None:
+    """Only those of floats are rounded to 8 bits."""
+    given = batch_of(stories(rng, [5, 17]))
+    found = [
+        create(CONFIG, weights, kernels, dtype="auto", quantization=name).logits(given) for name in ("int8", "auto")
+    ]
+    np.testing.assert_array_equal(*found)
+    layers = (replace(weights.layers[0], o=random_weights(CONFIG, rng).layers[0].o), *weights.layers[1:])
+    mixed_weights = replace(weights, layers=layers)
+    backend = create(CONFIG, mixed_weights, kernels, dtype="auto", quantization="int8")
+    assert backend._packed.layers[0].output.format == abi.PACKED["int8"]
+    expected = create(CONFIG, mixed_weights, kernels, dtype="float32").logits(given)
+    assert np.linalg.norm(backend.logits(given) - expected) < 0.1 * np.linalg.norm(expected)
+
+
+def test_the_plan_counts_the_panels_that_threads_unpack(kernels: Kernels, weights: Weights) -> None:
+    backend = create(CONFIG, weights, kernels, dtype="auto", max_batched_tokens=300, max_running=7, threads=3)
+    size = measure(weights, CONFIG)
+    has_fp8 = weights.layers[0].o.grouping.kind == "fp8"  # type: ignore[union-attr]
+    assert size.thread == CONFIG.intermediate * 32 * (4 if weights.layers[0].down.grouping.kind == "fp8" else 2)  # type: ignore[union-attr]
+    assert (backend._packed.panel_bytes > 0) == (has_fp8 or kernels.info.quantized_block_bytes == 0)
+    assert backend._packed.panel_bytes <= size.thread
+    buffers = sum(buffer.nbytes for name, buffer in backend._buffers.items() if name != "kv")
+    assert backend.working_bytes == buffers + 3 * backend._packed.panel_bytes
+
+
+def test_weights_that_become_floats_are_logged_once(
+    kernels: Kernels, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = quantized_model(
+        CONFIG, rng, lambda _, rows, columns: of_size_one(rng, Grouping("int8", 16), rows, columns)
+    )
+    create(CONFIG, weights, kernels, dtype="auto")
+    (line,) = [record.getMessage() for record in caplog.records if "no packed format" in record.getMessage()]
+    linears = 4 * CONFIG.layers + 1
+    first = "q of layer 0 and k of layer 0 and v of layer 0"
+    assert line.endswith(f"for them: test (int8) in groups of 16 ({linears} linears, first {first})")

@@ -12,6 +12,7 @@ from tests.support.tiers import scaled
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
 from octavo_inference.models.shard import require_shards, shard, vocab_share
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
 
@@ -159,3 +160,63 @@ def test_k_quants_are_cut_at_their_larger_blocks() -> None:
     assert (part.shape, part.data.shape) == ((32, 256), (32, 144))
     with pytest.raises(SettingsError, match="512 columns in q4_k blocks of 256 cannot be cut into 4 runs"):
         require_shards(config, weights, 4)
+
+
+def grouped(grouping: Grouping, columns: int, order: np.ndarray | None = None) -> GroupedMatrix:
+    """A matrix of 32 rows of random values and scales."""
+    rng = np.random.default_rng(columns)
+    limit = 16 if grouping.kind == "int4" else 120
+    groups = Groups(
+        rng.integers(0, limit, (32, columns), np.uint8),
+        rng.uniform(0.5, 1, (32, columns // grouping.group)).astype(np.float32),
+        rng.uniform(-1, 0, (32, columns // grouping.group)).astype(np.float32) if grouping.minimum else None,
+    )
+    return GroupedMatrix("a format", (32, columns), grouping, groups.rows, order=order)
+
+
+def with_down(matrix: GroupedMatrix) -> tuple[ModelConfig, Weights]:
+    config, weights = model(heads=8, kv_heads=8, inner=matrix.shape[1], vocab=997)
+    return config, replace(weights, layers=(replace(weights.layers[0], down=matrix),))
+
+
+@pytest.mark.parametrize(
+    ("grouping", "size", "group"),
+    [
+        (Grouping("fp8", 384), 2, 192),  # a scale for each row
+        (Grouping("fp8", 384), 8, 48),
+        (Grouping("int4", 128, minimum=True), 2, 64),  # 192 columns end inside of a group
+        (Grouping("int4", 128), 4, 32),
+        (Grouping("int4", 32), 4, 32),
+        (Grouping("int4", 1, minimum=True), 2, 1),  # becomes floats
+    ],
+)
+def test_groups_are_cut_into_smaller_ones_with_the_same_scales(grouping: Grouping, size: int, group: int) -> None:
+    matrix = grouped(grouping, 384)
+    model_ = with_down(matrix)
+    parts = [shard(*model_, rank=rank, size=size)[1].layers[0].down for rank in range(size)]
+    for part in parts:
+        assert isinstance(part, GroupedMatrix)
+        assert (part.shape, part.grouping) == ((32, 384 // size), replace(grouping, group=group))
+        assert part.read(3, 5).scale.shape == (2, 384 // size // group)
+    assert np.array_equal(np.concatenate([dequantize(part) for part in parts], 1), dequantize(matrix))
+
+
+@pytest.mark.parametrize(
+    ("matrix", "size", "sentence"),
+    [
+        (
+            grouped(Grouping("fp8", 96), 96),
+            4,
+            "96 columns in a format blocks of 16 cannot be cut into 4 runs of whole blocks; use 1, 2",
+        ),
+        (
+            grouped(Grouping("int4", 32), 128, np.arange(128, dtype=np.int32)[::-1]),
+            2,
+            r"its a format weights are sorted by group (act-order), which mixes those of ranks; use 1",
+        ),
+    ],
+)
+def test_groups_that_cannot_be_cut(matrix: GroupedMatrix, size: int, sentence: str) -> None:
+    with pytest.raises(SettingsError, match="tensor_parallel_size") as refused:
+        require_shards(*with_down(matrix), size)
+    assert str(refused.value).endswith(sentence)

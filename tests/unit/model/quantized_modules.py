@@ -39,6 +39,7 @@ def check_matrix(folder: Path, expected: np.ndarray, module: str = MODULE) -> Gr
     inspected = read(folder, *expected.shape, module, contents=False)
     assert (inspected.grouping.kind, inspected.grouping.group) == (matrix.grouping.kind, matrix.grouping.group)
     assert inspected.grouping.minimum == matrix.grouping.minimum
-    assert inspected.nbytes == matrix.nbytes > 0
+    assert [part.nbytes for part in inspected.stored] == [part.nbytes for part in matrix.stored]
+    assert matrix.stored
     assert (inspected.order is None) == (matrix.order is None)
     return matrix

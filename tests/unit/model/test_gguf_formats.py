@@ -37,7 +37,7 @@ def rng() -> np.random.Generator:
 
 
 def tensor(name: str, data: np.ndarray, *shape: int) -> GgufTensor:
-    return GgufTensor("blk.0.ffn_down.weight", IDS[name], shape, data)
+    return GgufTensor(Path("m.gguf"), "blk.0.ffn_down.weight", IDS[name], shape, data)
 
 
 def write_blocks(path: Path, name: str, matrices: Tensors) -> Path:
@@ -72,11 +72,11 @@ def test_sizes_are_those_of_gguf(kind: Kind) -> None:
 def test_weights_are_those_of_ggml(rng: np.random.Generator, name: str) -> None:
     data = random_blocks(rng, name, 700, 512)  # more than one piece
     expected = values(name, data)
-    matrix = grouped_matrix(Path("m.gguf"), tensor(name, data, 700, 512))
+    matrix = grouped_matrix(tensor(name, data, 700, 512))
     np.testing.assert_array_equal(dequantize(matrix), expected)
     np.testing.assert_array_equal(dequantize(matrix.rows(3, 8).columns(256, 512)), expected[3:8, 256:])
     assert matrix.read(0, 2).values.max() < 16
-    assert matrix.nbytes == data.nbytes
+    assert [part.nbytes for part in matrix.stored] == [data.nbytes]
 
 
 @pytest.mark.parametrize("name", [*WRITABLE, *BLOCKS])
@@ -102,7 +102,7 @@ def test_any_bytes_are_weights_or_refused(rng: np.random.Generator, name: str) -
     read = 0
     for _ in range(300):
         data = rng.integers(0, 256, (1, size), dtype=np.uint8)
-        matrix = grouped_matrix(Path("m.gguf"), tensor(name, data, 1, width))
+        matrix = grouped_matrix(tensor(name, data, 1, width))
         try:
             groups = matrix.read(0, 1)
         except ModelError:
@@ -176,14 +176,22 @@ def test_scales_that_are_not_finite_are_refused(rng: np.random.Generator, bits: 
         data = random_blocks(rng, name, 4, 256)
         data[2, at : at + 2] = np.array([bits], np.uint16).view(np.uint8)
         data[:, 0 if name == "Q2_K" else -1] |= 0x11  # else a scale of 0 hides the number
-        matrix = grouped_matrix(Path("m.gguf"), tensor(name, data, 4, 256))
+        matrix = grouped_matrix(tensor(name, data, 4, 256))
         with pytest.raises(ModelError, match=r"m.gguf: tensor blk.0.ffn_down.weight has scales that are not finite"):
             matrix.read(0, 4)
     for name in ("MXFP4", "NVFP4"):
         data = random_blocks(rng, name, 4, 256)
         data[2, 0] = 255
         with pytest.raises(ModelError, match="has scales that are not finite"):
-            grouped_matrix(Path("m.gguf"), tensor(name, data, 4, 256)).read(0, 4)
+            grouped_matrix(tensor(name, data, 4, 256)).read(0, 4)
+
+
+def test_a_scale_of_nvfp4_that_is_not_a_number_is_0(rng: np.random.Generator) -> None:
+    data = random_blocks(rng, "NVFP4", 4, 256)
+    data[2, 1] = 0x7F
+    weights = grouped_matrix(tensor("NVFP4", data, 4, 256)).dequantize()
+    np.testing.assert_array_equal(weights, values("NVFP4", data).reshape(4, 256))
+    assert not weights[2, 16:32].any()
 
 
 def test_the_second_scale_of_nvfp4_is_a_tensor_of_its_own(tmp_path: Path, tensors: Tensors) -> None:

@@ -51,6 +51,16 @@ def test_all_parts_are_one_model(parts: Path, tensors: Tensors, tmp_path_factory
     assert load_assets(str(parts / named)).tokenizer.id_to_token(1) == TOKENS[1]
 
 
+def test_parts_after_the_first_say_only_which_they_are(parts: Path) -> None:
+    """As llama-gguf-split writes them."""
+    fields = gguf.GGUFReader(parts / SECOND).fields
+    assert {name for name in fields if not name.startswith("GGUF.")} == {
+        *("split.no", "split.count", "split.tensors.count"),
+    }
+    tensors = read_gguf(parts / FIRST).tensors
+    assert {tensor.path.name for tensor in tensors.values()} == {FIRST, SECOND, THIRD}
+
+
 def test_the_digest_is_of_all_parts(parts: Path, tensors: Tensors) -> None:
     before = load_text(str(parts)).config.digest
     assert load_text(str(parts)).config.digest == before
@@ -150,7 +160,11 @@ def test_models_among_names() -> None:
         ("a-Q4_0.gguf",),
         ("b-00001-of-00002.gguf", "b-00002-of-00002.gguf"),
     ]
-    assert gguf_models(["a-imatrix-Q4_0.gguf"]) == [("a-imatrix-Q4_0.gguf",)]
+    # A model that was quantized with an importance matrix.
+    made_with = [f"a{sep}imatrix-Q4_0.gguf" for sep in "-."]
+    beside = ["a-imatrix.gguf", "a.imatrix.gguf", "imatrix.gguf", "mmproj-a.gguf", "a-mmproj.gguf"]
+    assert gguf_models(made_with + beside) == [(name,) for name in made_with]
+    assert gguf_models(["a-imatrix.gguf"]) == [("a-imatrix.gguf",)]
     assert part_names("a-00003-of-00002.gguf") == ("a-00003-of-00002.gguf",)
 
 

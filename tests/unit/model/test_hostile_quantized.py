@@ -142,6 +142,7 @@ INNER_VALUES = st.one_of(
     st.sampled_from([24, 48, 128, -128, "4", "int", "float", "group", "channel", "block", "tensor", "tensor_group"]),
     st.sampled_from(["NVFP4", "FP8", "MIXED_PRECISION", "int-quantized", "float-quantized", "mixed-precision", "re:("]),
     st.sampled_from([["re:.*"], ["Linear"], ["re:("], [128, 128], [1, 10**30], {"format": "dense"}, {"a": {"b": 1}}]),
+    st.sampled_from(["9" * 5000 + "x128", "1x1", ["re:(.+)+!"], {"(.+)+!": {}}]),
 )
 INNER_KEYS = [
     *(("config_groups", "group_0", "weights", name) for name in ("block_structure", "actorder", "zp_dtype")),
@@ -219,3 +220,35 @@ def test_any_contents(folders: dict[str, tuple[Path, bytes, bytes]], name: str, 
     (folder / "config.json").write_bytes(config)
     (folder / "model.safetensors").write_bytes(bytes(damaged))
     loads_or_is_refused(folder)
+
+
+@pytest.mark.parametrize("text", ["(.+)+!", "(a|a)*!", "a?" * 60, ".*" * 12 + "!", "x" * 512 + "$", "(?x) ( .+ ) + !"])
+@pytest.mark.parametrize("place", ["targets", "ignore", "dynamic", "extra_config"])
+def test_a_pattern_that_takes_too_long(folders: dict[str, tuple[Path, bytes, bytes]], text: str, place: str) -> None:
+    example = {"dynamic": "gptq", "extra_config": "auto-round"}.get(place, "compressed-tensors")
+    folder, config, weights = folders[example]
+    data = json.loads(config)
+    described = data["quantization_config"]
+    if place == "targets":
+        described["config_groups"]["group_0"]["targets"] = ["re:" + text]
+    else:
+        described[place] = ["re:" + text] if place == "ignore" else {text: {"bits": 8}}
+    (folder / "config.json").write_text(json.dumps(data))
+    (folder / "model.safetensors").write_bytes(weights)
+    for read in (load_model, inspect):
+        with pytest.raises(ModelError, match=r"take too long to match|pattern of 513 characters"):
+            read(str(folder))
+
+
+def test_many_targets(folders: dict[str, tuple[Path, bytes, bytes]]) -> None:
+    folder, config, weights = folders["compressed-tensors"]
+    data = json.loads(config)
+    targets = [f"model.layers.{n}.mlp.up_proj" for n in range(20_000)] + ["re:.*_proj"]
+    data["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
+    (folder / "config.json").write_text(json.dumps(data))
+    (folder / "model.safetensors").write_bytes(weights)
+    assert isinstance(load_model(str(folder)), LoadedModel)
+    data["quantization_config"]["ignore"] = [f"re:.*{n}.*" for n in range(20_000)]
+    (folder / "config.json").write_text(json.dumps(data))
+    with pytest.raises(ModelError, match="ignore has 20000 patterns that can take too long"):
+        load_model(str(folder))

@@ -58,7 +58,7 @@ def args(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("strategy", ["channel", "group"])
-@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("bits", range(1, 9))
 def test_packed_integers(tmp_path: Path, tensors: Tensors, bits: int, strategy: str, symmetric: bool) -> None:
     rng = np.random.default_rng(bits)
 
@@ -352,7 +352,7 @@ WEIGHTS = "config_groups.group_0.weights"
         (WEIGHTS + ".num_bits", 8, r"weight_packed has shape \[64, 8\], expected \[64, 16\]"),
         (WEIGHTS + ".type", "float", "describes 4-bit floats by group, which pack-quantized does not hold"),
         (WEIGHTS + ".type", "complex", "type is 'complex', expected 'int' or 'float'"),
-        (WEIGHTS + ".symmetric", None, "symmetric is None, expected true or false"),
+        (WEIGHTS + ".symmetric", None, "symmetric is missing, expected true or false"),
         (WEIGHTS + ".symmetric", False, "weight_zero_point is missing"),
         (WEIGHTS + ".group_size", 0, "group_size is 0, expected the columns of a group"),
         (WEIGHTS + ".group_size", 48, "groups of 48 columns, which do not divide the 64 columns of model"),
@@ -361,7 +361,7 @@ WEIGHTS = "config_groups.group_0.weights"
         (WEIGHTS + ".actorder", "group", "weight_g_idx is missing"),
         (WEIGHTS, [], r"weights is \[\], expected an object"),
         ("config_groups.group_0.targets", "Linear", "targets is 'Linear', expected a list of names"),
-        ("config_groups.group_0.targets", ["re:("], r"targets has 're:\(', which is no pattern"),
+        ("config_groups.group_0.targets", ["re:("], r"config_groups has '\(', not a regular expression"),
         ("config_groups.group_0.targets", ["LlamaAttention"], "weight_packed is quantized, but no group"),
         ("config_groups", 1, "config_groups is 1, expected an object"),
         ("ignore", [DOWN], "down_proj.weight_packed is quantized, but no group"),
@@ -417,13 +417,71 @@ def lying(name: str, dtype: str, lie: Callable[[int, int], np.ndarray]) -> Make:
             lying("weight_g_idx", "I32", lambda r, c: np.full(c, 7, np.int32)),
             "weight_g_idx has the group 7, expected 0 to 1",
         ),
-        (
-            lying("input_scale", "F32", lambda r, c: np.zeros(1, np.float32)),
-            "input_scale has the scale 0.0, expected more than 0",
+        *(
+            (
+                lying("weight_zero_point", dtype, lambda r, c, array=array: np.resize(array, (-(-r // 8), c // 32))),
+                "weight_zero_point has zero points, although .* symmetric",
+            )
+            for dtype, array in (
+                ("I32", np.array([0x08888889], np.uint32).view(np.int32)),
+                ("F32", np.array([0, 1], np.float32)),
+                ("F8_E4M3", np.array([0x80, 1], np.uint8)),
+            )
         ),
     ],
 )
 def test_tensors_that_lie(tmp_path: Path, tensors: Tensors, make: Make, message: str) -> None:
     checkpoint(tmp_path / "m", described("pack-quantized", INT4), tensors, make)
     with pytest.raises(ModelError, match=r"m: tensor model\.layers\.0\.\S+" + message):
+        loaded_layer(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zeros"),
+    [
+        ("I8", np.zeros((1, 1), np.int8)),
+        ("I32", np.array([[0x88888888]], np.uint32).view(np.int32)),
+        ("F32", np.array([[-0.0]], np.float32)),
+        ("F8_E4M3", np.array([[0x80]], np.uint8)),
+    ],
+)
+def test_zero_points_of_symmetric_weights_may_say_so(
+    tmp_path: Path, tensors: Tensors, dtype: str, zeros: np.ndarray
+) -> None:
+    make = lying("weight_zero_point", dtype, lambda r, c: np.tile(zeros, (-(-r // 8), c // 32)))
+    expected = checkpoint(tmp_path / "m", described("pack-quantized", INT4), tensors, make)
+    np.testing.assert_array_equal(dequantize(loaded_layer(tmp_path / "m").up), expected[UP].astype(np.float32))
+
+
+@pytest.mark.parametrize("value", [0.0, np.nan, -1.0])
+def test_a_number_that_nothing_reads_refuses_no_model(
+    tmp_path: Path, tensors: Tensors, value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = lying("input_scale", "F32", lambda r, c: np.full(1, value, np.float32))
+    expected = checkpoint(tmp_path / "m", described("pack-quantized", INT4), tensors, make)
+    np.testing.assert_array_equal(dequantize(loaded_layer(tmp_path / "m").up), expected[UP].astype(np.float32))
+    said = [record.message for record in caplog.records if "a tensor input_scale is 0 or no" in record.message]
+    assert len(said) == 1
+
+
+def test_the_older_key_of_the_settings(tmp_path: Path, tensors: Tensors) -> None:
+    settings = described("pack-quantized", INT4)
+    del settings["quant_method"]
+    expected = checkpoint(tmp_path / "m", {}, tensors, int4_layer, compression_config=settings)
+    np.testing.assert_array_equal(dequantize(loaded_layer(tmp_path / "m").up), expected[UP].astype(np.float32))
+
+
+def test_a_scale_of_the_tensor_that_makes_weights_infinite(tmp_path: Path, tensors: Tensors) -> None:
+    def make(rows: int, columns: int) -> Layer:
+        packed, values = float4(np.random.default_rng(1), rows, columns)
+        parts: dict[str, Typed] = {
+            "weight_packed": ("U8", packed),
+            "weight_scale": ("F8_E4M3", np.full((rows, columns // 16), 0x38, np.uint8)),
+            "weight_global_scale": ("F32", np.array([1e-40], np.float32)),
+        }
+        return parts, values
+
+    settings = described("nvfp4-pack-quantized", args(4, "tensor_group", type="float", group_size=16))
+    checkpoint(tmp_path / "m", settings, tensors, make)
+    with pytest.raises(ModelError, match=r"weight_scale has scales too large, .* not finite numbers: 1\.0 at index 0"):
         loaded_layer(tmp_path / "m")

@@ -118,7 +118,14 @@ def test_rules_change_modules_and_the_first_counts(tmp_path: Path) -> None:
 
 
 def test_auto_round_packs_alike(tmp_path: Path) -> None:
-    for packing, v2 in (("auto_round:auto_gptq", False), ("auto_round:gptqmodel", True)):
+    packings = {
+        "auto_round:auto_gptq": False,
+        "auto_round:gptq": False,
+        "auto": False,
+        "auto_round:gptqmodel": True,
+        "auto_round": True,
+    }
+    for packing, v2 in packings.items():
         quantized = Quantized(64, 64, 4, 32, symmetric=False, v2=v2)
         other = Quantized(64, 64, 8, 64, v2=v2)
         settings = described(sym=False, quant_method="auto-round", packing_format=packing, data_type="int")
@@ -131,6 +138,14 @@ def test_auto_round_packs_alike(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read(folder, 64, 64).dequantize(), quantized.weights)
         values = read(folder, 64, 64, "model.layers.0.mlp.up_proj").dequantize()
         np.testing.assert_array_equal(values, other.weights)
+
+
+@pytest.mark.parametrize("backend", [{}, {"backend": "auto"}, {"backend": "gptq:marlin"}])
+def test_auto_round_without_a_packing_stores_zero_points_minus_1(tmp_path: Path, backend: dict[str, str]) -> None:
+    quantized = Quantized(64, 64, 4, 32, symmetric=False)
+    settings = described(sym=False, quant_method="auto-round") | backend
+    folder = write_quantized(tmp_path / "m", settings, quantized.typed())
+    np.testing.assert_array_equal(read(folder, 64, 64).dequantize(), quantized.weights)
 
 
 def test_a_description_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -149,7 +164,7 @@ def test_a_description_in_a_file_of_its_own(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"bits": 6}, r"config.json: quantization_config.bits 6 is not supported; supported are 2, 3, 4, 8"),
-        ({"bits": None}, "quantization_config.bits None is not supported"),
+        ({"bits": None}, "quantization_config.bits is missing; supported are 2, 3, 4, 8"),
         ({"group_size": 0}, "group_size is 0, expected a number of columns, or -1 for all"),
         ({"group_size": "32"}, "group_size is '32', expected a number"),
         ({"sym": "yes"}, "sym is 'yes', expected true or false"),

@@ -14,8 +14,9 @@ from octavo_inference.checkpoints import quantized
 from octavo_inference.common.errors import ModelError
 from octavo_inference.download.inspect import inspect
 from octavo_inference.model_loader import load_model
+from octavo_inference.models.weights import dequantize
 
-from .conftest import write_hf
+from .conftest import loaded_layer, write_hf
 from .quantized_files import EXAMPLES, Tensors, checkpoint
 
 ALIASES = {"intel/auto-round", "modelopt_fp4", "modelopt_mixed"}
@@ -61,6 +62,28 @@ def test_sizes_come_from_headers(tmp_path: Path, tensors: Tensors, method: str) 
         file.truncate(size)
     assert inspect(str(tmp_path / "m")) == whole
     assert whole.parameters == sum(values.size for values in tensors.values())
+
+
+@methods
+def test_stacked_layers(tmp_path: Path, tensors: Tensors, method: str) -> None:
+    """Phi-3 has q, k and v in one linear layer, and gate and up."""
+    prefix = "model.layers.0."
+    for whole, parts in (
+        ("self_attn.qkv_proj", [f"self_attn.{name}_proj" for name in "qkv"]),
+        ("mlp.gate_up_proj", ["mlp.gate_proj", "mlp.up_proj"]),
+    ):
+        rows = [tensors.pop(f"{prefix}{part}.weight") for part in parts]
+        tensors[f"{prefix}{whole}.weight"] = np.concatenate(rows)
+    settings, make = EXAMPLES[method]
+    expected = checkpoint(tmp_path / "m", settings, tensors, make, architectures=["Phi3ForCausalLM"])
+    layer = loaded_layer(tmp_path / "m")
+    for whole, matrices in (
+        ("self_attn.qkv_proj", (layer.q, layer.k, layer.v)),
+        ("mlp.gate_up_proj", (layer.gate, layer.up)),
+        ("mlp.down_proj", (layer.down,)),
+    ):
+        found = np.concatenate([dequantize(matrix) for matrix in matrices])
+        np.testing.assert_allclose(found, expected[prefix + whole], rtol=3e-7)
 
 
 def test_a_quantized_embedding_is_refused(tmp_path: Path, tensors: Tensors) -> None:

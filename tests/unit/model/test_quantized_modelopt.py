@@ -14,8 +14,9 @@ from octavo_inference.model_loader import load_model
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Tensor, dequantize
 
-from .conftest import Typed, loaded_layer, write_hf
+from .conftest import Typed, linear_modules, loaded_layer, write_hf, write_quantized
 from .quantized_files import DOWN, UP, Layer, Make, Tensors, checkpoint, exponents, float8, float8_layer, nvfp4_layer
+from .quantized_modules import check_matrix, named
 
 
 def rows_layer(rows: int, columns: int) -> Layer:
@@ -111,6 +112,25 @@ def test_a_mixture_has_an_algorithm_for_each_layer(tmp_path: Path, tensors: Tens
     assert kinds == ["code4", "fp8"]
     assert isinstance(layer.up, Tensor)
     np.testing.assert_allclose(dequantize(layer.down), expected[DOWN], rtol=3e-7)
+
+
+def test_layers_of_a_mixture_may_be_in_the_other_file(tmp_path: Path, tensors: Tensors) -> None:
+    expected = checkpoint(tmp_path / "m", {"quant_method": "modelopt_mixed"}, tensors, float8_layer)
+    layers = {module: {"quant_algo": "FP8"} for module in linear_modules(tensors)}
+    whole = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (tmp_path / "m/hf_quant_config.json").write_text(json.dumps(whole))
+    np.testing.assert_allclose(dequantize(loaded_layer(tmp_path / "m").down), expected[DOWN], rtol=3e-7)
+
+
+def test_tiles_that_the_matrix_does_not_fill(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    stored, values = float8(rng, 300, 400)
+    scale = rng.uniform(0.01, 0.02, (3, 1, 4, 1)).astype(np.float32)
+    settings = {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}
+    parts: dict[str, Typed] = {"weight": stored, "weight_scale": ("F32", scale)}
+    folder = write_quantized(tmp_path / "m", settings, named(parts))
+    each = scale[:, 0, :, 0].repeat(128, axis=0)[:300].repeat(128, axis=1)[:, :400]
+    assert check_matrix(folder, values * each).grouping.group == 16
 
 
 def test_a_cache_alone_may_be_quantized(tmp_path: Path, tensors: Tensors) -> None:

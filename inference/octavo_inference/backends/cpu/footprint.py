@@ -10,7 +10,13 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_inference.backends.cpu.native.packed_formats import WeightFormat, packed_bytes, weight_format
+from octavo_inference.backends.cpu.native.packed_formats import (
+    WIDEST_PANEL,
+    WeightFormat,
+    largest_unpacked,
+    packed_bytes,
+    weight_format,
+)
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
@@ -19,7 +25,6 @@ from octavo_inference.models.weights import Weights
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
 _FORMATS: dict[str, WeightFormat] = {dtype: weight_format(dtype) for dtype in _DTYPES} | {"int8": "int8"}
 _QUANTIZED_BLOCK = 48  # Int8Block of int8.h
-_PANEL = 32  # the widest of all variants
 _LANES = 16  # as many weights of a partial sum are added apart, at most; its maximum takes as much room
 _ROW_SEGMENTS = 16
 
@@ -28,13 +33,14 @@ _ROW_SEGMENTS = 16
 class Footprint:
     """Sizes in bytes. `weights` by dtype or quantization, with the embedding.
 
-    `token` and `row` are working memory for one of each. A thread needs as much as a row.
+    `token` and `row` are working memory for one of each. A thread needs as much as a row, and `thread`.
     """
 
     weights: dict[str, int]
     kv_elements: int
     token: int
     row: int
+    thread: int
 
 
 def measure(weights: Weights, config: ModelConfig) -> Footprint:
@@ -42,7 +48,7 @@ def measure(weights: Weights, config: ModelConfig) -> Footprint:
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
     embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
     by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
-    return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config))
+    return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config), largest_unpacked(weights))
 
 
 def partial_floats(config: ModelConfig) -> int:
@@ -76,4 +82,4 @@ def _working(config: ModelConfig) -> tuple[int, int]:
 
 def _padded(rows: int) -> int:
     """Rows of a packed matrix, padded to whole panels."""
-    return math.ceil(rows / _PANEL) * _PANEL
+    return math.ceil(rows / WIDEST_PANEL) * WIDEST_PANEL

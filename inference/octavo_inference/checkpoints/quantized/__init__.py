@@ -21,9 +21,9 @@ from octavo_inference.checkpoints.quantized import (
     mxfp4,
     quark,
 )
-from octavo_inference.checkpoints.quantized.cache_scales import check_cache_scales
-from octavo_inference.checkpoints.quantized.described import quantization_settings
+from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.unused_scales import warn_of_cache_scales
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import UnsupportedModelError
 
@@ -65,5 +65,5 @@ def quantized_reader(
             f"{', '.join(_METHODS)}"
         )
     source = Source(folder, checkpoint, settings.values, contents, settings.path, fused or {})
-    check_cache_scales(source)
+    warn_of_cache_scales(source)
     return read(source)

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo_inference.checkpoints.quantized import awq, gptq
-from octavo_inference.checkpoints.quantized.settings import mapping, pattern, setting
+from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.settings import mapping, setting
 from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
 
 # Whether zero points are stored minus 1.
-_GPTQ = {"auto_round:auto_gptq": True, "auto_round:gptqmodel": False, "auto_round": False}
-_AWQ = "auto_round:auto_awq"
+_GPTQ = {
+    "auto_round:auto_gptq": True,
+    "auto_round:gptq": True,
+    "auto": True,
+    "auto_round:gptqmodel": False,
+    "auto_round": False,
+}
+_AWQ = ("auto_round:auto_awq", "auto_round:awq")
 _FLOAT_BITS = 16
 
 
 def reader(source: Source) -> QuantizedReader:
     """Reads modules in one of the packings. Raises `ModelError` and `UnsupportedModelError` for bad settings."""
     given = source.settings
-    packing = setting(source, "packing_format", given.get("packing_format", "auto_round"), (*_GPTQ, _AWQ))
+    packing = setting(source, "packing_format", given.get("packing_format", _usual_packing(given)), (*_GPTQ, *_AWQ))
     setting(source, "data_type", given.get("data_type", "int"), ("int",))
     base = gptq.scheme_from(source, given, None)
     scheme_of = _schemes(source, base)
-    if packing != _AWQ:
+    if packing not in _AWQ:
         return gptq.packed_reader(source, scheme_of, stored_minus_one=_GPTQ[packing])
     read = awq.reader(source)
 
@@ -41,19 +47,25 @@ def reader(source: Source) -> QuantizedReader:
     return matrix
 
 
+def _usual_packing(given: Mapping[str, Any]) -> str:
+    """The packing of checkpoints that name none, as of AutoRound and vLLM."""
+    backend = given.get("backend")
+    return "auto_round:auto_awq" if isinstance(backend, str) and "awq" in backend else "auto_round:auto_gptq"
+
+
 def _schemes(source: Source, base: gptq.GptqScheme) -> Callable[[str], gptq.GptqScheme | None]:
     """`extra_config` has settings of modules by name, or by a regular expression."""
     named: dict[str, gptq.GptqScheme | None] = {}
-    rules: list[tuple[re.Pattern[str], gptq.GptqScheme | None]] = []
     for name, changes in mapping(source, "extra_config").items():
         named[name] = _changed(source, name, changes, base)
-        if set(name) & set("*+?^$()[]{}|\\"):
-            rules.append((pattern(source, "extra_config", name), named[name]))
+    texts = [name for name in named if set(name) & set("*+?^$()[]{}|\\")]
+    patterns = compiled(source.config, "extra_config", texts, anywhere=True)
+    rules = [(pattern, named[text]) for pattern, text in zip(patterns, texts, strict=True)]
 
     def scheme_of(module: str) -> gptq.GptqScheme | None:
         if module in named:
             return named[module]
-        return next((scheme for name, scheme in rules if name.search(module)), base)
+        return next((scheme for pattern, scheme in rules if pattern.search(module)), base)
 
     return scheme_of
 

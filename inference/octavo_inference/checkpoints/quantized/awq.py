@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.bits import unpack_bits, unpack_words
 from octavo_inference.checkpoints.quantized.settings import flag, group_size, setting, strings
-from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source, floats
+from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups
 
@@ -123,7 +123,7 @@ def _optional(source: Source, name: str, shape: tuple[int, ...]) -> Array | None
 
 def _gemm(source: Source, module: str, rows: int, columns: int, groups: int) -> _Part:
     words = source.array(module + ".qweight", ("I32",), (columns, rows // _WORD))
-    scales = source.checked_scales(module + ".scales", (groups, rows))
+    scales = source.numbers(module + ".scales", FLOATS, (groups, rows))
     packed = _optional(source, module + ".qzeros", (groups, rows // _WORD))
 
     def unpacked(array: Array, start: int, end: int) -> Bytes:
@@ -136,9 +136,9 @@ def _gemm(source: Source, module: str, rows: int, columns: int, groups: int) -> 
         return values.reshape(-1, len(array))[begin : begin + end - start]
 
     return _Part(
-        tuple(array for array in (words, packed, scales) if array is not None),
+        tuple(array for array in (words, packed, scales.data) if array is not None),
         lambda start, end: unpacked(words, start, end),
-        lambda start, end: floats(scales[:, start:end]).T,
+        lambda start, end: scales[:, start:end].T,
         None if packed is None else lambda start, end: unpacked(packed, start, end),
     )
 
@@ -146,12 +146,12 @@ def _gemm(source: Source, module: str, rows: int, columns: int, groups: int) -> 
 def _gemv(source: Source, module: str, rows: int, columns: int, groups: int) -> _Part:
     padded = _padded(columns // groups, groups)
     words = source.array(module + ".qweight", ("I32",), (rows, columns // _WORD))
-    scales = source.checked_scales(module + ".scales", (rows, padded * _WORD))
+    scales = source.numbers(module + ".scales", FLOATS, (rows, padded * _WORD))
     packed = _optional(source, module + ".qzeros", (rows, padded))
     return _Part(
-        tuple(array for array in (words, packed, scales) if array is not None),
+        tuple(array for array in (words, packed, scales.data) if array is not None),
         lambda start, end: unpack_words(words[start:end], 4),
-        lambda start, end: floats(scales[start:end, :groups]),
+        lambda start, end: scales[start:end, :groups],
         None if packed is None else lambda start, end: unpack_words(packed[start:end], 4)[:, :groups],
     )
 
@@ -161,8 +161,8 @@ def _gemv_fast(source: Source, module: str, rows: int, columns: int, groups: int
         raise ModelError(f"{source.folder}: {module} has {columns} columns, expected a multiple of {_STRIDE}")
     padded = _padded(columns // groups, groups) * _WORD
     packed = source.array(module + ".qweight", ("I16",), (rows // _INTERLEAVED, columns))
-    scales = source.checked_scales(module + ".scales", (padded, rows))
-    minimums = source.checked_scales(module + ".qzeros", (padded, rows))
+    scales = source.numbers(module + ".scales", FLOATS, (padded, rows))
+    minimums = source.numbers(module + ".qzeros", FLOATS, (padded, rows))
     # 32 columns are stored as four times 0 1, 8 9, 16 17, 24 25 (2 more each time), and of each eight the even first.
     pairs = np.arange(32).reshape(4, 4, 2).swapaxes(0, 1).reshape(4, 4, 2).swapaxes(1, 2).ravel()
     place = np.argsort(pairs)
@@ -176,10 +176,10 @@ def _gemv_fast(source: Source, module: str, rows: int, columns: int, groups: int
         return found[begin : begin + end - start][:, of_column]
 
     return _Part(
-        (packed, scales, minimums),
+        (packed, scales.data, minimums.data),
         values,
-        lambda start, end: floats(scales[:groups, start:end]).T,
-        minimum=lambda start, end: floats(minimums[:groups, start:end]).T,
+        lambda start, end: scales[:groups, start:end].T,
+        minimum=lambda start, end: minimums[:groups, start:end].T,
     )
 
 

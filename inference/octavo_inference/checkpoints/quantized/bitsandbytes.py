@@ -24,7 +24,7 @@ import numpy as np
 
 from octavo_inference.checkpoints.jsonfile import decode_json
 from octavo_inference.checkpoints.quantized.settings import setting, strings
-from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source, floats
+from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups, common_group
 
@@ -63,7 +63,7 @@ def reader(source: Source) -> QuantizedReader:
 
 def _eight_bits(source: Source, module: str, rows: int, columns: int) -> GroupedMatrix:
     values = source.array(module + ".weight", ("I8",), (rows, columns)).view(np.uint8)
-    scales = source.checked_scales(module + ".SCB", (rows,))
+    scales = source.numbers(module + ".SCB", FLOATS, (rows,))
     name = module + ".weight_format"
     if source.contents and source.find(name) is not None:
         found = int(source.array(name, ("U8", "I8", "I32", "I64"), (), (1,)).ravel()[0])
@@ -72,10 +72,10 @@ def _eight_bits(source: Source, module: str, rows: int, columns: int) -> Grouped
 
     def read(start: int, end: int) -> Groups:
         # Two's complement with its sign inverted counts from -128.
-        scale = floats(scales[start:end]) / np.float32(127)
+        scale = scales[start:end] / np.float32(127)
         return Groups(values[start:end] ^ np.uint8(128), scale[:, None])
 
-    return GroupedMatrix("bitsandbytes int8", (rows, columns), Grouping("int8", columns), read, (values, scales))
+    return GroupedMatrix("bitsandbytes int8", (rows, columns), Grouping("int8", columns), read, (values, scales.data))
 
 
 def _four_bits(source: Source, module: str, rows: int, columns: int) -> GroupedMatrix:
@@ -117,8 +117,8 @@ def _absmax(
     """What gives the scales of some blocks, and the arrays it reads."""
     nested = source.find(name + ".nested_absmax")
     if nested is None:
-        scales = source.checked_scales(name + ".absmax", (blocks,))
-        return lambda first, last: floats(scales[first:last]), (scales,)
+        scales = source.numbers(name + ".absmax", FLOATS, (blocks,))
+        return lambda first, last: scales[first:last], (scales.data,)
     codes: Bytes = source.array(name + ".absmax", ("U8",), (blocks,)).view(np.uint8)
     expected = (-(-blocks // state.nested_block),) if source.contents else nested.shape
     outer = source.scales(name + ".nested_absmax", expected)

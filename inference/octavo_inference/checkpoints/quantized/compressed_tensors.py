@@ -21,10 +21,11 @@ from typing import Any
 
 from octavo_inference.checkpoints.quantized import schemes
 from octavo_inference.checkpoints.quantized.fp4 import mxfp4, nvfp4
-from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8
+from octavo_inference.checkpoints.quantized.fp8 import float8
 from octavo_inference.checkpoints.quantized.integers import packed_integers, refuse_zero_points, signed_bytes
 from octavo_inference.checkpoints.quantized.schemes import LayerScheme, read_schemes
 from octavo_inference.checkpoints.quantized.source import E8M0, FLOATS, QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.unused_scales import warn_of_activation_scales
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
 
@@ -51,7 +52,7 @@ def reader(source: Source) -> QuantizedReader:
                 f"{source.folder}: tensor {stored} is quantized, but no group of quantization_config in "
                 f"{source.config.name} has {module} as a target, or `ignore` lists it"
             )
-        check_activation_scales(source, module)
+        warn_of_activation_scales(source, module)
         return _matrix(source, module, (rows, columns), scheme)
 
     return matrix
@@ -66,7 +67,7 @@ def _matrix(source: Source, module: str, shape: tuple[int, int], scheme: LayerSc
             f"{columns} columns of {module}"
         )
     if scheme.symmetric:
-        refuse_zero_points(source, module)
+        refuse_zero_points(source, module, shape[0], scheme.bits if scheme.format == schemes.PACKED else None)
     if scheme.format == schemes.NVFP4:
         return nvfp4(source, packed, scale, module + ".weight_global_scale", shape, divided=True)
     if scheme.format == schemes.MXFP4:

@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.bits import unpack_bits
 from octavo_inference.checkpoints.quantized.scale_grid import ScaleGrid, scale_grid
-from octavo_inference.checkpoints.quantized.source import E8M0, Source, StoredNumbers
+from octavo_inference.checkpoints.quantized.source import E8M0, Source
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.groups import Floats, GroupedMatrix, Grouping, Groups
+from octavo_inference.models.groups import TWICE_E2M1, Floats, GroupedMatrix, Grouping, Groups
 
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32
-# Numbers of two bits of exponent and one of mantissa, times 2: whole numbers suit kernels that multiply integers.
-_POSITIVE = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
-_LEVELS = (*_POSITIVE, *(0.0 - level for level in _POSITIVE))
+_LARGEST = 6.0
 
 
 def nvfp4(
     source: Source, weight: str, scale: str, whole: str, shape: tuple[int, int], *, divided: bool
 ) -> GroupedMatrix:
     """Two columns in a byte, the first in the low bits; float8 scales, `divided` or multiplied by the scale `whole`."""
-    values = source.positive(whole, (), (1,)).reshape(-1)
-    factor = values[0]
+    factor = source.positive(whole, (), (1,)).reshape(-1)[0]
     packed = _packed(source, "nvfp4", weight, shape, _NVFP4_GROUP)
-    grid = scale_grid(source, scale, *shape, (1, _NVFP4_GROUP), ("F8_E4M3",))
+    times = 0.0
+    if source.contents:
+        times = _LARGEST / float(factor) if divided else _LARGEST * float(factor)
+    grid = scale_grid(source, scale, *shape, (1, _NVFP4_GROUP), ("F8_E4M3",), times)
     if divided:
         return _matrix("nvfp4", shape, packed, grid, lambda scales: scales / factor)
     return _matrix("nvfp4", shape, packed, grid, lambda scales: scales * factor)
@@ -38,38 +38,14 @@ def mxfp4(source: Source, weight: str, scale: str, shape: tuple[int, int]) -> Gr
     return _matrix("mxfp4", shape, packed, scale_grid(source, scale, *shape, (1, _MXFP4_GROUP), E8M0))
 
 
-def mxfp4_experts(source: Source, name: str, count: int, shape: tuple[int, int]) -> tuple[GroupedMatrix, ...]:
-    """The matrices of `count` experts in the tensors `name`_blocks and `name`_scales, as gpt-oss has them.
-
-    Blocks are [count, rows, columns / 32, 16] bytes, scales [count, rows, columns / 32] exponents. Raises `ModelError`
-    for other shapes.
-    """
-    rows, columns = shape
-    _check_columns(source, "mxfp4", name + "_blocks", columns, _MXFP4_GROUP)
-    groups = columns // _MXFP4_GROUP
-    blocks = source.array(name + "_blocks", ("U8",), (count, rows, groups, _MXFP4_GROUP // 2))
-    scales = source.numbers(name + "_scales", E8M0, (count, rows, groups))
-
-    def expert(number: int) -> GroupedMatrix:
-        numbers = StoredNumbers(scales.dtype, scales.data[number])
-        grid = ScaleGrid(numbers, _MXFP4_GROUP, np.arange(rows), np.arange(groups))
-        return _matrix("mxfp4", shape, blocks[number].reshape(rows, columns // 2), grid)
-
-    return tuple(map(expert, range(count)))
-
-
 def _packed(source: Source, format_: str, weight: str, shape: tuple[int, int], group: int) -> NDArray[np.generic]:
     rows, columns = shape
-    _check_columns(source, format_, weight, columns, group)
-    array = source.array(weight, ("U8",), (rows, columns // 2), (rows, columns // group, group // 2))
-    return array.reshape(rows, columns // 2)
-
-
-def _check_columns(source: Source, format_: str, weight: str, columns: int, group: int) -> None:
     if columns % group:
         raise ModelError(
             f"{source.folder}: tensor {weight} is {format_} of {columns} columns, expected a multiple of {group}"
         )
+    array = source.array(weight, ("U8",), (rows, columns // 2), (rows, columns // group, group // 2))
+    return array.reshape(rows, columns // 2)
 
 
 def _matrix(
@@ -86,5 +62,5 @@ def _matrix(
         return Groups(unpack_bits(octets[start:end], 4), scaled(grid.rows(start, end)) * np.float32(0.5))
 
     return GroupedMatrix(
-        format_, shape, Grouping("code4", grid.group, levels=_LEVELS), read, (octets, grid.numbers.data)
+        format_, shape, Grouping("code4", grid.group, levels=TWICE_E2M1), read, (octets, grid.numbers.data)
     )

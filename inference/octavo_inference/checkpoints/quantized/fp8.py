@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from octavo_inference.checkpoints.quantized.scale_grid import scale_grid
+from octavo_inference.checkpoints.quantized.scale_grid import ALL_COLUMNS, scale_grid
+from octavo_inference.checkpoints.quantized.settings import strings
 from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.unused_scales import warn_of_activation_scales
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
 
@@ -30,9 +32,7 @@ def reader(source: Source) -> QuantizedReader:
         )
 
     for key in ("modules_to_not_convert", "ignored_layers"):
-        given = source.settings.get(key)
-        if given is not None and not (isinstance(given, list) and all(isinstance(name, str) for name in given)):
-            raise ModelError(f"{source.config}: quantization_config.{key} is {given!r}, expected a list of names")
+        strings(source, key)
 
     def matrix(module: str, rows: int, columns: int) -> GroupedMatrix | None:
         raw = source.find(module + ".weight")
@@ -40,7 +40,7 @@ def reader(source: Source) -> QuantizedReader:
             return None
         names = (module + ".weight_scale_inv", module + ".weight_scale")
         name = next((name for name in names if source.find(name)), names[0 if block else 1])
-        check_activation_scales(source, module)
+        warn_of_activation_scales(source, module)
         return float8(
             source, "fp8", module + ".weight", name, (rows, columns), block or whole_or_rows(source, name, rows)
         )
@@ -70,20 +70,7 @@ def float8(
 def whole_or_rows(source: Source, scale: str, rows: int) -> tuple[int, int] | None:
     """The block of one row if there are as many scales as rows, None for one scale."""
     raw = source.find(scale)
-    columns = 1 << 62  # more than any matrix has
-    return (1, columns) if raw is not None and raw.shape in ((rows,), (rows, 1)) else None
-
-
-def check_activation_scales(source: Source, module: str) -> None:
-    """Raises `ModelError` for scales of a layer's activations that cannot be scales.
-
-    They are not used. A static scale serves kernels that multiply 8 bits by 8 bits, and clips activations beyond those
-    of a calibration. Here activations keep more bits, or get a scale for each token, which clips none.
-    """
-    for name in ("input_scale", "activation_scale", "input_global_scale"):
-        raw = source.find(f"{module}.{name}")
-        if raw is not None and raw.dtype in FLOATS:
-            source.positive(raw.name, raw.shape)
+    return (1, ALL_COLUMNS) if raw is not None and raw.shape in ((rows,), (rows, 1)) else None
 
 
 def _block_size(source: Source, given: Any) -> tuple[int, int] | None:

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.bits import unpack_words
-from octavo_inference.checkpoints.quantized.settings import flag, group_size, mapping, pattern, setting, strings
-from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source, floats
+from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.settings import flag, group_size, mapping, setting, strings
+from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.memory_advice import release
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, common_group
@@ -85,8 +86,9 @@ def _rules(source: Source) -> Callable[[str], GptqScheme | None]:
     """GPTQModel's `dynamic` rules, of which the first that matches counts: "-:NAME" excludes, others change."""
     base = scheme_from(source, source.settings, None)
     rules: list[tuple[re.Pattern[str], GptqScheme | None]] = []
-    for text, changes in mapping(source, "dynamic").items():
-        name = pattern(source, "dynamic", text.removeprefix("-:").removeprefix("+:"))
+    dynamic = mapping(source, "dynamic")
+    names = compiled(source.config, "dynamic", (text.removeprefix("-:").removeprefix("+:") for text in dynamic))
+    for name, (text, changes) in zip(names, dynamic.items(), strict=True):
         if text.startswith("-:"):
             rules.append((name, None))
         elif isinstance(changes, dict):
@@ -114,7 +116,7 @@ def _matrix(
             )
     groups = -(-columns // width)
     words = source.array(module + ".qweight", ("I32",), (columns * bits // 32, rows))
-    scales = source.checked_scales(module + ".scales", (groups, rows))
+    scales = source.numbers(module + ".scales", FLOATS, (groups, rows))
     zeros = _Zeros(source.array(module + ".qzeros", ("I32",), (groups, rows * bits // 32)), bits, int(stored_minus_one))
     if scheme.symmetric and source.contents:
         _require_middle(source, module, zeros)
@@ -131,13 +133,13 @@ def _matrix(
             values = values[:, order]
         if raised:
             values = values + raised
-        scale = floats(scales[:, start:end]).T
+        scale = scales[:, start:end].T
         if scheme.symmetric:
             return Groups(values, scale[:, group_of])
         minimum = zeros.rows(start, end).T * -scale
         return Groups(values, scale[:, group_of], minimum[:, group_of])
 
-    return GroupedMatrix("gptq", (rows, columns), grouping, read, (words, zeros.words, scales), order)
+    return GroupedMatrix("gptq", (rows, columns), grouping, read, (words, zeros.words, scales.data), order)
 
 
 @dataclass(frozen=True, slots=True)

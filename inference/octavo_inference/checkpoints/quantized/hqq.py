@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.quantized.settings import mapping, strings
-from octavo_inference.checkpoints.quantized.source import QuantizedReader, Source, floats
+from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Bytes, GroupedMatrix, Grouping, Groups, common_group
 
@@ -32,7 +32,6 @@ from octavo_inference.models.groups import Bytes, GroupedMatrix, Grouping, Group
 _PACKED = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}
 # The bits that values of these are stored in.
 _STORED_BITS = {8: 8, 6: 8, 5: 8, 4: 4, 3: 3, 2: 2, 1.58: 2, 1: 1}
-_FLOATS = ("F16", "BF16", "F32")
 
 
 def reader(source: Source) -> QuantizedReader:
@@ -83,10 +82,10 @@ def _packing(source: Source, module: str, size: int, nbits: Any) -> _Packing:
     if scale is None or packed is None:
         raise ModelError(f"{source.folder}: tensor {module}.scale is missing")
     groups = scale.data.nbytes // (4 if scale.dtype == "F32" else 2)
-    if scale.dtype not in _FLOATS or scale.shape not in ((groups, 1), (1, groups)) or not groups or size % groups:
+    if scale.dtype not in FLOATS or scale.shape not in ((groups, 1), (1, groups)) or not groups or size % groups:
         raise ModelError(
             f"{source.folder}: tensor {module}.scale has shape {list(scale.shape)} {scale.dtype}, "
-            f"expected a column or a row of {' or '.join(_FLOATS)} of which each is for as many of {size} weights"
+            f"expected a column or a row of {' or '.join(FLOATS)} of which each is for as many of {size} weights"
         )
     axis = 1 if scale.shape == (groups, 1) else 0
     height, width = (groups, size // groups) if axis == 1 else (size // groups, groups)
@@ -148,8 +147,8 @@ def _matrix(source: Source, module: str, rows: int, columns: int, packing: _Pack
     elements: NDArray[np.integer[Any]] = data.view(np.int32) if packing.bits == 3 else data
     packed = elements.reshape(packing.step, packing.width)
     shape = (packing.groups, 1) if packing.axis == 1 else (1, packing.groups)
-    scales = source.checked_scales(module + ".scale", shape).reshape(-1)
-    zeros = source.checked_scales(module + ".zero", shape).reshape(-1)
+    scales = source.numbers(module + ".scale", FLOATS, shape).reshape(-1)
+    zeros = source.numbers(module + ".zero", FLOATS, shape).reshape(-1)
     group = common_group(columns, packing.group) if packing.axis == 1 else 1
     grouping = Grouping("int8" if packing.bits == 8 else "int4", group, minimum=True)
 
@@ -159,12 +158,11 @@ def _matrix(source: Source, module: str, rows: int, columns: int, packing: _Pack
         values = _unpacked(packed, packing, first, last).reshape(-1)[begin : begin + (end - start) * columns]
         weights = np.arange(start * columns, end * columns, group)
         group_of = weights // packing.width if packing.axis == 1 else weights % packing.width
-        scale = floats(scales)[group_of] if packing.axis == 0 else floats(scales[first:last])[group_of - first]
-        zero = floats(zeros)[group_of] if packing.axis == 0 else floats(zeros[first:last])[group_of - first]
+        scale, zero = scales[group_of], zeros[group_of]
         wide = (end - start, columns // group)
         return Groups(values.reshape(end - start, columns), scale.reshape(wide), (-zero * scale).reshape(wide))
 
-    return GroupedMatrix("hqq", (rows, columns), grouping, read, (data, scales, zeros))
+    return GroupedMatrix("hqq", (rows, columns), grouping, read, (data, scales.data, zeros.data))
 
 
 def _unpacked(packed: NDArray[np.integer[Any]], packing: _Packing, first: int, last: int) -> Bytes:

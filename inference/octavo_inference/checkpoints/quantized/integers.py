@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from octavo_inference.checkpoints.quantized.source import Source
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.groups import Bytes, Floats, GroupedMatrix, Grouping, Groups, Kind
 
+_SIGNED_ZEROS = ("F32", "F16", "BF16", "F8_E4M3")
 ZeroPoints = Callable[[int, int], Floats]
 """`zeros(start, end)`: [rows, groups]."""
 
@@ -33,7 +35,7 @@ def packed_integers(
     grouping = Grouping(kind, grid.group, minimum=not scheme.symmetric)
     # Values of fewer bits than the kind's have the same distance to its zero.
     offset = np.uint8(grouping.zero - (1 << bits - 1)) if scheme.symmetric else np.uint8(0)
-    zeros = None if scheme.symmetric else _zero_points(source, module, shape, scheme)
+    zeros, zeros_stored = (None, ()) if scheme.symmetric else _zero_points(source, module, shape, scheme)
 
     def read(start: int, end: int) -> Groups:
         values = unpack_fields(words[start:end], bits, columns)
@@ -43,7 +45,7 @@ def packed_integers(
             values = values + offset
         return _groups(values, grid, zeros, start, end)
 
-    return GroupedMatrix(format_, shape, grouping, read, (words, grid.numbers.data), order)
+    return GroupedMatrix(format_, shape, grouping, read, (words, grid.numbers.data, *zeros_stored), order)
 
 
 def signed_bytes(
@@ -53,14 +55,15 @@ def signed_bytes(
     values = source.array(module + ".weight", ("I8",), shape).view(np.uint8)
     grid = scale_grid(source, module + ".weight_scale", *shape, scheme.block or shape)
     order = _order(source, module, shape[1], scheme)
-    zeros = None if scheme.symmetric else _zero_points(source, module, shape, replace(scheme, bits=8))
+    eight = replace(scheme, bits=8)
+    zeros, zeros_stored = (None, ()) if scheme.symmetric else _zero_points(source, module, shape, eight)
 
     def read(start: int, end: int) -> Groups:
         part = values[start:end] ^ np.uint8(128)
         return _groups(part if order is None else part[:, order], grid, zeros, start, end)
 
     grouping = Grouping("int8", grid.group, minimum=not scheme.symmetric)
-    return GroupedMatrix(format_, shape, grouping, read, (values, grid.numbers.data), order)
+    return GroupedMatrix(format_, shape, grouping, read, (values, grid.numbers.data, *zeros_stored), order)
 
 
 def _groups(values: Bytes, grid: ScaleGrid, zeros: ZeroPoints | None, start: int, end: int) -> Groups:
@@ -68,8 +71,10 @@ def _groups(values: Bytes, grid: ScaleGrid, zeros: ZeroPoints | None, start: int
     return Groups(values, scale, None if zeros is None else -zeros(start, end) * scale)
 
 
-def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: LayerScheme) -> ZeroPoints:
-    """The values whose weight is 0, of rows and groups: packed along the rows, or integers with a sign."""
+def _zero_points(
+    source: Source, module: str, shape: tuple[int, int], scheme: LayerScheme
+) -> tuple[ZeroPoints, tuple[NDArray[np.generic], ...]]:
+    """The values whose weight is 0, of rows and groups, and their memory: packed along the rows, or with a sign."""
     rows, columns = shape
     name, half = module + ".weight_zero_point", np.float32(1 << scheme.bits - 1)
     raw = source.find(name)
@@ -77,7 +82,7 @@ def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: La
     if scheme.strategy in {"group", "channel"} and scheme.format == PACKED and not (raw and raw.dtype == "I8"):
         groups = columns // scheme.block[1] if scheme.grouped and scheme.block else 1
         words = source.array(name, ("I32",), (-(-rows // (32 // scheme.bits)), groups))
-        return lambda start, end: unpack_field_rows(words, scheme.bits, start, end).astype(np.float32)
+        return lambda start, end: unpack_field_rows(words, scheme.bits, start, end).astype(np.float32), (words,)
     grid = scale_grid(source, name, rows, columns, scheme.block or shape, ("I8",))
     stored = grid.numbers.data.view(np.int8)
     if source.contents and stored.size and (stored.min() < -half or stored.max() >= half):
@@ -86,13 +91,28 @@ def _zero_points(source: Source, module: str, shape: tuple[int, int], scheme: La
             f"{source.folder}: tensor {name} has the zero point {wrong}, expected one of {scheme.bits} bits: "
             f"{-half:.0f} to {half - 1:.0f}"
         )
-    return lambda start, end: grid.rows(start, end) + half
+    return lambda start, end: grid.rows(start, end) + half, (stored,)
 
 
-def refuse_zero_points(source: Source, module: str) -> None:
-    """Symmetric weights may have zero points, all of them 0."""
+def refuse_zero_points(source: Source, module: str, rows: int, packed_bits: int | None = None) -> None:
+    """Symmetric weights may have zero points, all of them 0.
+
+    Those of `packed_bits` in words of 32 bits count from the middle of their range. Raises `ModelError` for others.
+    """
     raw = source.find(module + ".weight_zero_point")
-    if raw is not None and source.contents and raw.dtype == "I8" and raw.data.any():
+    if raw is None or not source.contents:
+        return
+    stored = raw.data
+    if raw.dtype == "I32" and packed_bits is not None:
+        shape = (-(-rows // (32 // packed_bits)), raw.shape[-1] if raw.shape else 1)
+        words = source.array(raw.name, ("I32",), shape)
+        zero = bool((unpack_field_rows(words, packed_bits, 0, rows) == 1 << packed_bits - 1).all())
+    elif raw.dtype in _SIGNED_ZEROS:
+        width = stored.nbytes // max(1, math.prod(raw.shape))
+        zero = not (stored.reshape(-1, width) & np.array([*[0xFF] * (width - 1), 0x7F], np.uint8)).any()
+    else:
+        zero = not stored.any()
+    if not zero:
         raise ModelError(
             f"{source.folder}: tensor {raw.name} has zero points, although quantization_config in {source.config.name} "
             "says that the weights are symmetric"

@@ -20,8 +20,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo_inference.checkpoints.quantized.fp4 import nvfp4
-from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8, whole_or_rows
+from octavo_inference.checkpoints.quantized.fp8 import float8, whole_or_rows
 from octavo_inference.checkpoints.quantized.source import E8M0, FLOATS, QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.unused_scales import warn_of_activation_scales
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
 
@@ -55,7 +56,7 @@ def reader(source: Source) -> QuantizedReader:
                 f"{source.folder}: tensor {module}.pre_quant_scale is not supported: the layer's inputs would have to "
                 "be scaled; supported are checkpoints without it"
             )
-        check_activation_scales(source, module)
+        warn_of_activation_scales(source, module)
         shape = (rows, columns)
         if algorithm in _FLOAT4:
             return nvfp4(source, weight, scale, module + ".weight_scale_2", shape, divided=False)

@@ -1,6 +1,6 @@
 """MXFP4 checkpoints (`quant_method` mxfp4), as gpt-oss is published: each parameter has `_blocks` and `_scales`.
 
-Experts are read by `fp4.mxfp4_experts`; linear layers have `weight_blocks` uint8 [rows, columns / 32, 16] and
+Linear layers have `weight_blocks` uint8 [rows, columns / 32, 16] and
 `weight_scales` uint8 [rows, columns / 32]. Layers in `modules_to_not_convert` have `weight` instead.
 """
 

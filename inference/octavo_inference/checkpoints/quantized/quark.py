@@ -11,10 +11,11 @@ same in patterns:
 from __future__ import annotations
 
 from octavo_inference.checkpoints.quantized.fp4 import mxfp4
-from octavo_inference.checkpoints.quantized.fp8 import check_activation_scales, float8, whole_or_rows
+from octavo_inference.checkpoints.quantized.fp8 import float8, whole_or_rows
 from octavo_inference.checkpoints.quantized.integers import refuse_zero_points, signed_bytes
 from octavo_inference.checkpoints.quantized.schemes import INTEGER, LayerScheme
 from octavo_inference.checkpoints.quantized.source import FLOATS, QuantizedReader, Source
+from octavo_inference.checkpoints.quantized.unused_scales import warn_of_activation_scales
 from octavo_inference.common.errors import UnsupportedModelError
 from octavo_inference.models.groups import GroupedMatrix
 
@@ -29,15 +30,23 @@ def reader(source: Source) -> QuantizedReader:
         raw = source.find(weight)
         if raw is None or raw.dtype in FLOATS:
             return None
-        check_activation_scales(source, module)
+        warn_of_activation_scales(source, module)
         if raw.dtype == "F8_E4M3":
             return float8(source, _LABEL, weight, scale, shape, whole_or_rows(source, scale, rows))
         if raw.dtype == "U8":
             return mxfp4(source, weight, scale, shape)
         if raw.dtype == "I8":
-            refuse_zero_points(source, module)
+            refuse_zero_points(source, module, rows)
             block = whole_or_rows(source, scale, rows)
-            scheme = LayerScheme(INTEGER, 8, False, True, "channel" if block else "tensor", block, False)
+            scheme = LayerScheme(
+                INTEGER,
+                8,
+                floats=False,
+                symmetric=True,
+                strategy="channel" if block else "tensor",
+                block=block,
+                ordered=False,
+            )
             return signed_bytes(source, _LABEL, module, shape, scheme)
         raise UnsupportedModelError(
             f"{source.folder}: tensor {weight} has dtype {raw.dtype}; supported of quark are float8 (F8_E4M3), MXFP4 "

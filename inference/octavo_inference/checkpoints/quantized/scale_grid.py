@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.checkpoints.quantized.source import FLOATS, Source, StoredNumbers
+from octavo_inference.checkpoints.quantized.source import FLOATS, LARGEST_LEVEL, Source, StoredNumbers
 from octavo_inference.models.groups import Floats, common_group
+
+ALL_COLUMNS = 1 << 31
+"""The columns of a block that has whole rows: more than a matrix has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,19 @@ class ScaleGrid:
 
 
 def scale_grid(
-    source: Source, name: str, rows: int, columns: int, block: tuple[int, int], dtypes: tuple[str, ...] = FLOATS
+    source: Source,
+    name: str,
+    rows: int,
+    columns: int,
+    block: tuple[int, int],
+    dtypes: tuple[str, ...] = FLOATS,
+    times: float = LARGEST_LEVEL,
 ) -> ScaleGrid:
     """The numbers of `block` rows and columns, of which the last may be smaller.
 
     One for the whole tensor may be a scalar, and one for each part of a fused layer a vector; one for each row may be
-    a vector. Raises `ModelError` for another shape or type, and for numbers that are not finite.
+    a vector. Raises `ModelError` for another shape or type, and for numbers that are not finite, also multiplied by
+    `times`.
     """
     height, width = min(block[0], max(rows, 1)), min(block[1], max(columns, 1))
     grid = (-(-rows // height), -(-columns // width))
@@ -50,7 +60,7 @@ def scale_grid(
         shapes += [(len(parts),), (len(parts), 1)] if parts else []
     elif grid[1] == 1:
         shapes.append((grid[0],))
-    numbers = source.numbers(name, dtypes, *shapes)
+    numbers = source.numbers(name, dtypes, *shapes, times=times)
     block_of_row = np.arange(rows) // height
     if numbers.data.size > 1 and parts:
         block_of_row = np.repeat(np.arange(len(parts)), parts)

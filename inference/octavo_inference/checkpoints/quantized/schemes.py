@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo_inference.checkpoints.quantized.patterns import compiled
+from octavo_inference.checkpoints.quantized.scale_grid import ALL_COLUMNS
+from octavo_inference.checkpoints.quantized.settings import shown
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
 PACKED = "pack-quantized"
@@ -20,6 +23,8 @@ DENSE = "dense"
 _MIXED = "mixed-precision"
 _FORMATS = (PACKED, INTEGER, FLOAT, NAIVE, NVFP4, MXFP4, MXFP8, DENSE)
 _STRATEGIES = ("tensor", "channel", "group", "tensor_group", "block")
+_PATTERN = "re:"
+_CLASS = "Linear"
 # Orders of calibration; only some of them permute the columns that are stored.
 _BY_COLUMN = (True, "group", "dynamic")
 _ORDERS = (None, False, "weight", "static", *_BY_COLUMN)
@@ -50,20 +55,23 @@ class LayerScheme:
 
 @dataclass(frozen=True, slots=True)
 class LayerSchemes:
-    """LayerSchemes by target, which is a class, a layer's name or `re:` with a pattern; `ignored` layers have none."""
+    """LayerSchemes by target, which is a layer's name, a pattern or the class `Linear`; `ignored` layers have none."""
 
     targets: Mapping[str, LayerScheme | None]
-    ignored: tuple[str, ...]
+    patterns: tuple[tuple[re.Pattern[str], LayerScheme | None], ...]
+    ignored: frozenset[str]
+    ignored_patterns: tuple[re.Pattern[str], ...]
 
     def of(self, module: str) -> LayerScheme | None:
         """The scheme of a linear layer: of its name, else of a pattern that it begins with, else of all layers."""
         names = tuple(_names(module))
-        if any(_matches(names, target) for target in self.ignored):
+        if not self.ignored.isdisjoint((*names, _CLASS)) or any(_matches(one, names) for one in self.ignored_patterns):
             return None
-        for target in sorted(self.targets, key=lambda target: (target == "Linear", "re:" in target, target)):
-            if _matches(names, target):
-                return self.targets[target]
-        return None
+        for name in names:
+            if name in self.targets:
+                return self.targets[name]
+        found = (scheme for pattern, scheme in self.patterns if _matches(pattern, names))
+        return next(found, self.targets.get(_CLASS))
 
 
 def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
@@ -76,15 +84,23 @@ def read_schemes(path: Path, settings: dict[str, Any]) -> LayerSchemes:
         _supported(path, "format", whole)
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
-        raise ModelError(f"{path}: quantization_config.config_groups is {groups!r}, expected an object")
+        raise ModelError(f"{path}: quantization_config.config_groups is {shown(groups)}, expected an object")
     targets: dict[str, LayerScheme | None] = {}
     for name, group in groups.items():
         key = f"config_groups.{name}"
         if not isinstance(group, dict):
-            raise ModelError(f"{path}: quantization_config.{key} is {group!r}, expected an object")
+            raise ModelError(f"{path}: quantization_config.{key} is {shown(group)}, expected an object")
         scheme = _scheme(path, key, group, whole)
         targets |= dict.fromkeys(_strings(path, f"{key}.targets", group.get("targets")), scheme)
-    return LayerSchemes(targets, _strings(path, "ignore", settings.get("ignore")))
+    patterns = sorted(target for target in targets if target.startswith(_PATTERN))
+    found = compiled(path, "config_groups", (target.removeprefix(_PATTERN) for target in patterns))
+    ignored = _strings(path, "ignore", settings.get("ignore"))
+    return LayerSchemes(
+        targets,
+        tuple((pattern, targets[target]) for pattern, target in zip(found, patterns, strict=True)),
+        frozenset(ignored),
+        tuple(compiled(path, "ignore", (name.removeprefix(_PATTERN) for name in ignored if name.startswith(_PATTERN)))),
+    )
 
 
 def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerScheme | None:
@@ -93,11 +109,11 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
         return None
     key += ".weights"
     if not isinstance(weights, dict):
-        raise ModelError(f"{path}: quantization_config.{key} is {weights!r}, expected an object")
+        raise ModelError(f"{path}: quantization_config.{key} is {shown(weights)}, expected an object")
     bits = _number(path, f"{key}.num_bits", weights.get("num_bits", 8), 1, 8)
     kind = weights.get("type", "int")
     if kind not in ("int", "float"):
-        raise ModelError(f"{path}: quantization_config.{key}.type is {kind!r}, expected 'int' or 'float'")
+        raise ModelError(f"{path}: quantization_config.{key}.type is {shown(kind)}, expected 'int' or 'float'")
     floats = kind == "float"
     if floats and bits not in {4, 8}:
         raise UnsupportedModelError(
@@ -106,7 +122,7 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
     symmetric = weights.get("symmetric", True)
     if not isinstance(symmetric, bool) or (floats and not symmetric):
         expected = "true: floats have no zero points" if floats else "true or false"
-        raise ModelError(f"{path}: quantization_config.{key}.symmetric is {symmetric!r}, expected {expected}")
+        raise ModelError(f"{path}: quantization_config.{key}.symmetric is {shown(symmetric)}, expected {expected}")
     strategy, block = _strategy(path, key, weights)
     given = group.get("format") or (whole if whole != _MIXED else _usual(floats, bits, block, group))
     format_ = _supported(path, key.removesuffix("weights") + "format", given)
@@ -117,7 +133,9 @@ def _scheme(path: Path, key: str, group: dict[str, Any], whole: str) -> LayerSch
         )
     order = weights.get("actorder")
     if order not in _ORDERS:
-        raise ModelError(f"{path}: quantization_config.{key}.actorder is {order!r}, expected 'group', 'weight' or null")
+        raise ModelError(
+            f"{path}: quantization_config.{key}.actorder is {shown(order)}, expected 'group', 'weight' or null"
+        )
     return LayerScheme(format_, bits, floats, symmetric, strategy, block, order in _BY_COLUMN)
 
 
@@ -125,28 +143,30 @@ def _strategy(path: Path, key: str, weights: dict[str, Any]) -> tuple[str, tuple
     """The strategy, and the rows and columns that share a scale; None are all."""
     group = weights.get("group_size")
     if group is not None:
-        group = _number(path, f"{key}.group_size", group, -1, 1 << 31)
+        group = _number(path, f"{key}.group_size", group, -1, ALL_COLUMNS)
     strategy = weights.get("strategy")
     if strategy is None:
         strategy = "tensor" if group is None else "group" if group > 0 else "channel"
     if strategy not in _STRATEGIES:
         raise UnsupportedModelError(
-            f"{path}: quantization_config.{key}.strategy {strategy!r} is not supported; supported are "
+            f"{path}: quantization_config.{key}.strategy {shown(strategy)} is not supported; supported are "
             f"{', '.join(_STRATEGIES)}"
         )
     if strategy == "tensor":
         return strategy, None
     if strategy == "channel":
-        return strategy, (1, 1 << 31)
+        return strategy, (1, ALL_COLUMNS)
     if strategy == "block":
         sizes = weights.get("block_structure")
         if isinstance(sizes, str):  # older checkpoints have "128x128"
-            sizes = [int(size) if size.isdecimal() else size for size in sizes.split("x")]
+            sizes = [int(size) if re.fullmatch("[0-9]{1,9}", size) else size for size in sizes.split("x")]
         if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and n > 0 for n in sizes):
-            raise ModelError(f"{path}: quantization_config.{key}.block_structure is {sizes!r}, expected two sizes")
+            raise ModelError(f"{path}: quantization_config.{key}.block_structure is {shown(sizes)}, expected two sizes")
         return strategy, (sizes[0], sizes[1])
     if group is None or group < 1:
-        raise ModelError(f"{path}: quantization_config.{key}.group_size is {group!r}, expected the columns of a group")
+        raise ModelError(
+            f"{path}: quantization_config.{key}.group_size is {shown(group)}, expected the columns of a group"
+        )
     return strategy, (1, group)
 
 
@@ -173,7 +193,7 @@ def _supported(path: Path, key: str, format_: object) -> str:
         return DENSE
     if not isinstance(format_, str) or format_ not in _FORMATS:
         raise UnsupportedModelError(
-            f"{path}: quantization_config.{key} {format_!r} is not supported; supported are "
+            f"{path}: quantization_config.{key} {shown(format_)} is not supported; supported are "
             f"{', '.join((*_FORMATS, _MIXED))}"
         )
     return format_
@@ -182,7 +202,7 @@ def _supported(path: Path, key: str, format_: object) -> str:
 def _number(path: Path, key: str, value: Any, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
         raise ModelError(
-            f"{path}: quantization_config.{key} is {value!r}, expected a whole number from {least} to {most}"
+            f"{path}: quantization_config.{key} is {shown(value)}, expected a whole number from {least} to {most}"
         )
     return value
 
@@ -190,12 +210,7 @@ def _number(path: Path, key: str, value: Any, least: int, most: int) -> int:
 def _strings(path: Path, key: str, given: Any) -> tuple[str, ...]:
     found = [] if given is None else given
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        raise ModelError(f"{path}: quantization_config.{key} is {given!r}, expected a list of names")
-    for name in found:
-        try:
-            re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-        except (re.error, OverflowError, RecursionError) as error:
-            raise ModelError(f"{path}: quantization_config.{key} has {name!r}, which is no pattern: {error}") from error
+        raise ModelError(f"{path}: quantization_config.{key} is {shown(given)}, expected a list of names")
     return tuple(found)
 
 
@@ -206,7 +221,5 @@ def _names(module: str) -> Iterator[str]:
             yield from (other + module.removeprefix(prefix) for other in _PREFIXES if other != prefix)
 
 
-def _matches(names: tuple[str, ...], target: str) -> bool:
-    if target.startswith("re:"):
-        return any(re.match(target.removeprefix("re:"), name) for name in names)
-    return target == "Linear" or target in names
+def _matches(pattern: re.Pattern[str], names: tuple[str, ...]) -> bool:
+    return any(pattern.match(name) for name in names)

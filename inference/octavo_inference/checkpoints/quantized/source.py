@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.memory_advice import release
-from octavo_inference.models.groups import Floats, GroupedMatrix, e4m3_levels
+from octavo_inference.models.groups import Floats, GroupedMatrix, e4m3_levels, e8m0_levels
 from octavo_inference.models.weights import bf16_values
 
 QuantizedReader = Callable[[str, int, int], GroupedMatrix | None]
@@ -37,6 +36,9 @@ _NUMPY: dict[str, type[np.generic]] = {
 FLOATS = ("F32", "F16", "BF16")
 E8M0 = ("U8", "F8_E8M0")
 """Types of a power of two as its exponent + 127."""
+LARGEST_LEVEL = 448.0
+"""Of all kinds of values: that of float8."""
+_LARGEST = float(np.finfo(np.float32).max)
 # Elements of scales that are checked at a time.
 _PIECE = 1 << 20
 
@@ -48,15 +50,19 @@ class StoredNumbers:
     dtype: str
     data: NDArray[np.generic]
 
-    def rows(self, start: int, end: int) -> Floats:
-        """Some rows."""
-        part = self.data[start:end]
+    def __getitem__(self, index: Any) -> Floats:
+        """Some numbers, by an index of numpy."""
+        part: NDArray[np.generic] = self.data[index]
         if self.dtype == "BF16":
             return bf16_values(part.astype(np.uint16, copy=False))
         if self.dtype == "F8_E4M3" or self.dtype in E8M0:
             levels = e8m0_levels() if self.dtype in E8M0 else e4m3_levels()
             return levels[part.astype(np.uint8, copy=False)]
         return part.astype(np.float32, copy=False)
+
+    def rows(self, start: int, end: int) -> Floats:
+        """Some rows."""
+        return self[start:end]
 
     def reshape(self, *shape: int) -> StoredNumbers:
         """The same numbers in another shape."""
@@ -94,18 +100,26 @@ class Source:
             raise ModelError(f"{self.folder}: tensor {name} has shape {list(raw.shape)}, expected {expected}")
         return raw.data.view(_NUMPY[raw.dtype]).reshape(raw.shape)
 
-    def numbers(self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> StoredNumbers:
-        """Scales, which stay in their file. Raises `ModelError` also for those that are not finite."""
+    def numbers(
+        self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], times: float = LARGEST_LEVEL
+    ) -> StoredNumbers:
+        """Scales, which stay in their file.
+
+        Raises `ModelError` also for those that are not finite, or whose product with `times` is not: with the largest
+        level, and with what else multiplies them.
+        """
         array = self.array(name, dtypes, *shapes)
         numbers = StoredNumbers(self.checkpoint.tensors[name].dtype, array)
         if self.contents:
             flat = numbers.reshape(-1)
             for start in range(0, array.size, _PIECE):
-                wrong = np.flatnonzero(~np.isfinite(flat.rows(start, start + _PIECE)))
+                values = flat.rows(start, start + _PIECE)
+                wrong = np.flatnonzero(~(np.abs(values.astype(np.float64)) * times <= _LARGEST))
                 if len(wrong):
-                    value = flat.rows(start + wrong[0], start + wrong[0] + 1)[0]
+                    value = values[wrong[0]]
+                    what = "too large, so that weights are" if np.isfinite(value) else "that are"
                     raise ModelError(
-                        f"{self.folder}: tensor {name} has scales that are not finite numbers: {value} at index "
+                        f"{self.folder}: tensor {name} has scales {what} not finite numbers: {value} at index "
                         f"{start + wrong[0]}"
                     )
             release(array)
@@ -122,19 +136,3 @@ class Source:
         if self.contents and not (values > 0).all():
             raise ModelError(f"{self.folder}: tensor {name} has the scale {values.min()}, expected more than 0")
         return values
-
-    def checked_scales(self, name: str, *shapes: tuple[int, ...]) -> NDArray[np.generic]:
-        """Scales as stored, for `floats`: a view of the file. Raises as `numbers` does."""
-        return self.numbers(name, FLOATS, *shapes).data
-
-
-def floats(array: NDArray[np.generic]) -> Floats:
-    """float32 of what `Source.array` gives for floats: bfloat16 comes as bits."""
-    return bf16_values(array.astype(np.uint16)) if array.dtype == np.uint16 else array.astype(np.float32)
-
-
-@cache
-def e8m0_levels() -> Floats:
-    """The number of each float8_e8m0: 2 ** (bits - 127); 255 is NaN."""
-    powers = np.ldexp(1.0, np.arange(255) - 127).astype(np.float32)
-    return np.append(powers, np.float32(np.nan))

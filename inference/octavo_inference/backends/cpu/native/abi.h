@@ -46,7 +46,8 @@ struct Source {
 
 // A packed matrix: panels of PANEL output columns; `rows` is padded to a multiple of PANEL. The layout of floats is
 // [rows/PANEL][cols/GROUP][PANEL][GROUP]; panels.h has those of quantized weights. A fused matrix may consist of parts
-// in formats of their own, whole panels each; then it has no data itself.
+// in formats of their own, whole panels each; then it has no data itself. Parts are not copied with the structures of a
+// step: they must outlive the team, because a late thread may read them after the step.
 struct Matrix {
   void* data;
   const float* bias;     // [rows] or null

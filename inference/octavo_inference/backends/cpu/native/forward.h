@@ -184,7 +184,7 @@ class Forward final : public Job {
 
   float* state(i64 token) const { return m_.hidden_state + token * layers_[0].output.rows; }
 
-  // Copies, because a late thread may read sizes after the caller has freed its structs.
+  // Copies, because a late thread may read sizes after the caller has freed its structs. Parts of matrices live longer.
   const Model m_;
   const Batch b_;
   const Sampling s_;

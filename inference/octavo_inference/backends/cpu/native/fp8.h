@@ -58,7 +58,8 @@ static inline void unpack_fp8(const Matrix& matrix, const uint8_t* panel, float*
   }
 }
 
-// For the rows of one tile. Batch-invariant: elements are added first to last, whatever the number of rows is.
+// For the rows of a single tile, which prefetches nothing (Gemm). Batch-invariant: elements are added first to last,
+// whatever the number of rows is.
 template <class P>
 struct Fp8Kernel {
   using Input = typename P::Act;
@@ -68,14 +69,12 @@ struct Fp8Kernel {
 
   template <int R>
   static OCTAVO_INLINE void tile(const Matrix& matrix, const Input* a, const uint8_t* panel, Vec (&acc)[R][PANEL_VECS],
-                                 Prefetch prefetch) {
+                                 Prefetch) {
     for (i64 b = 0; b < matrix.cols / BLOCK; b += matrix.span) {
       Vec scale[PANEL_VECS];
       for (int c = 0; c < PANEL_VECS; c++) scale[c] = Fp8::scale(panel, c);
       panel += Fp8::HEADER_BYTES;
       for (i64 i = 0; i < matrix.span; i++, a += BLOCK) {
-        for (i64 line = 0; line < prefetch.stride; line += 64) __builtin_prefetch(prefetch.next + line);
-        prefetch.next += prefetch.stride;
 #pragma GCC unroll 2
         for (int k = 0; k < BLOCK; k++, panel += PANEL) {
           Vec w[PANEL_VECS];

@@ -190,7 +190,8 @@ struct Gemm {
   }
 };
 
-// Calls f(kernel) with the kernel for the matrix's format and a number of rows; FloatKernel<P> is the one for floats.
+// Calls f(kernel) with the kernel for the matrix's format and a number of rows; FloatKernel<P> is the one for floats. An
+// unknown format ends the process.
 template <class P, class F>
 static void with_kernel(const Matrix& matrix, [[maybe_unused]] i64 rows, F&& f) {
 #if defined(OCTAVO_TILES)
@@ -200,9 +201,9 @@ static void with_kernel(const Matrix& matrix, [[maybe_unused]] i64 rows, F&& f) 
   if (matrix.format == FORMAT_FP8) return quantized.template operator()<Fp8>();
   with_layout(matrix.format, quantized);
 #else
+  if (matrix.format == FORMAT_F32 || matrix.format == FORMAT_BF16) return f(VectorKernel::of<FloatKernel<P>>(matrix));
   if (matrix.format == FORMAT_FP8) return f(VectorKernel::fp8<Bf16>(matrix, rows));
-  if (!with_layout(matrix.format, [&]<class Q>() { f(VectorKernel::of<Int8Kernel<Q>>(matrix)); }))
-    f(VectorKernel::of<FloatKernel<P>>(matrix));
+  with_layout(matrix.format, [&]<class Q>() { f(VectorKernel::of<Int8Kernel<Q>>(matrix)); });
 #endif
 }
 

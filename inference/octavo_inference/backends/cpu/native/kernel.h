@@ -113,7 +113,7 @@ struct Int8Kernel {
       return Dot{};
     } else {
       const int32_t sum = ((Q::SUMS == 2 ? a.offset[PART] : a.offset[0] + a.offset[1]) >> 5) * Values::ADDED;
-      // Half of a lane of words holds it: with 4 bits it is at most 8 * 127 * 32.
+      // Half of a lane of words holds it, and with it the products of its half (Centred).
       return (Dot)splat_int(sizeof(Dot{}[0]) == 2 ? sum & 0xffff : sum);
     }
   }

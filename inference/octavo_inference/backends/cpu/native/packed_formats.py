@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal, cast
 
 import numpy as np
@@ -24,7 +22,7 @@ WIDEST_PANEL = 32  # of all variants: parts of a fused matrix are multiples of i
 # With "auto" and "int8" quantized weights keep their format, and all others become bf16 or int8.
 WeightFormat = Literal["auto", "bf16", "f32", "int8"]
 
-_LOG = logging.getLogger(__name__)
+_KEEP_QUANTIZED: tuple[WeightFormat, ...] = ("auto", "int8")
 _OF_DTYPE: dict[Dtype, WeightFormat] = {"auto": "auto", "bfloat16": "bf16", "float32": "f32"}
 # The smallest packed format that holds a stored one.
 _PACKED: dict[Format, abi.PackedFormat] = {
@@ -49,6 +47,7 @@ _STORES: dict[abi.PackedFormat, tuple[int, int]] = {
     "int8_minimum": (8, 2),
     "fp8": (8, 1),
 }
+_WITH_MINIMUM = frozenset({"int4", "int4_16", "int6", "int8_minimum"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +65,7 @@ class PanelLayout:
     @property
     def minimum(self) -> bool:
         """Whether groups have a minimum."""
-        return _STORES[self.format][1] == 2
+        return self.format in _WITH_MINIMUM
 
     @property
     def floats(self) -> bool:
@@ -95,12 +94,14 @@ _FLOATS = PanelLayout("bf16")
 class PackedPart:
     """Matrices that are packed in one layout, one below the other or interleaved.
 
-    If `ordered`, their columns stay in the order of the file (act-order), and the input is put in that order.
+    If `ordered`, their columns stay in the order of the file (act-order), and the input is put in that order. `unkept`:
+    why quantized weights become floats although their format was to be kept; else empty.
     """
 
     layout: PanelLayout
     matrices: tuple[Matrix, ...]
     ordered: bool = False
+    unkept: str = ""
 
     @property
     def grouped(self) -> bool:
@@ -132,23 +133,32 @@ def packed_parts(
 
     Concatenated matrices of different formats become parts, where these are whole panels. Interleaved ones share
     panels, so they need a format that holds both; if there is none, they become bf16.
+
+    Matrices with different orders of columns (act-order) become bf16, because they have one input. Methods that sort
+    columns by their activations give matrices with one input one order, so no published checkpoint is known to need
+    this. An outline has no orders of its own: for such a file it foresees the size of quantized weights, too little.
     """
     if wanted in {"bf16", "f32"}:
         return (PackedPart(PanelLayout(cast("abi.PackedFormat", wanted)), tuple(matrices)),)
     ordered = input_order(matrices) is not None
-    layouts = [_kept(matrix, wanted, ordered=ordered) for matrix in matrices]
+    kept = [_kept(matrix, wanted, ordered=ordered) for matrix in matrices]
+    layouts, reasons = [layout for layout, _ in kept], [reason for _, reason in kept]
     keys = [_key(matrix, layout) for matrix, layout in zip(matrices, layouts, strict=True)]
     if len(set(keys)) == 1:
-        return (PackedPart(layouts[0], tuple(matrices), ordered),)
+        return (PackedPart(layouts[0], tuple(matrices), ordered, _joined(reasons)),)
     ends = np.cumsum([matrix.shape[0] for matrix in matrices])[:-1]
     if arrangement == abi.INTERLEAVED or (ends % WIDEST_PANEL).any():
-        return (PackedPart(_common(matrices, layouts), tuple(matrices), ordered),)
+        layout = _common(matrices, layouts)
+        if layout is None:
+            reasons.append(f"{_joined(map(_described, matrices), ' and ')} in one linear, without a common format")
+        return (PackedPart(layout or _FLOATS, tuple(matrices), ordered, _joined(reasons)),)
     parts: list[PackedPart] = []
-    for number, (layout, matrix) in enumerate(zip(layouts, matrices, strict=True)):
+    for number, (layout, matrix, reason) in enumerate(zip(layouts, matrices, reasons, strict=True)):
         if number and keys[number] == keys[number - 1]:
-            parts[-1] = PackedPart(layout, (*parts[-1].matrices, matrix), ordered)
+            last = parts.pop()
+            parts.append(PackedPart(layout, (*last.matrices, matrix), ordered, _joined((last.unkept, reason))))
         else:
-            parts.append(PackedPart(layout, (matrix,), ordered))
+            parts.append(PackedPart(layout, (matrix,), ordered, reason))
     return tuple(parts)
 
 
@@ -163,16 +173,33 @@ def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[n
 
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
-    return sum(
-        matrix_bytes(fused, wanted, arrangement)
-        for la in weights.layers
-        for fused, arrangement in (
-            ((la.q, la.k, la.v), abi.CONCATENATED),
-            ((la.o,), abi.CONCATENATED),
-            ((la.gate, la.up), abi.INTERLEAVED),
-            ((la.down,), abi.CONCATENATED),
-        )
-    ) + matrix_bytes((weights.lm_head,), wanted, abi.CONCATENATED)
+    return sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
+
+
+def largest_unpacked(weights: Weights) -> int:
+    """Bytes for which a thread needs memory to unpack a panel, at most: of any linear, format and variant."""
+    return max(
+        unpacked_bytes(packed_parts(matrices, wanted, arrangement), WIDEST_PANEL, tiles=tiles)
+        for matrices, arrangement in _linears(weights)
+        for wanted in _KEEP_QUANTIZED
+        for tiles in (False, True)
+    )
+
+
+def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> int:
+    """Bytes of the largest panel that a thread unpacks: tiles unpack quantized weights to bf16, others fp8 to f32."""
+    unpacked = [part for part in parts if not part.layout.floats and (tiles or part.layout.format == "fp8")]
+    return max((part.matrices[0].shape[1] * panel * (2 if tiles else 4) for part in unpacked), default=0)
+
+
+def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
+    """The matrices of each packed one, and their arrangement."""
+    for layer in weights.layers:
+        yield (layer.q, layer.k, layer.v), abi.CONCATENATED
+        yield (layer.o,), abi.CONCATENATED
+        yield (layer.gate, layer.up), abi.INTERLEAVED
+        yield (layer.down,), abi.CONCATENATED
+    yield (weights.lm_head,), abi.CONCATENATED
 
 
 def matrix_bytes(matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: int) -> int:
@@ -205,21 +232,31 @@ def _layout_of(kind: str, group: int, *, minimum: bool) -> PanelLayout | None:
     return PanelLayout(cast("abi.PackedFormat", format_ if whole else format_ + "_16"), group if whole else _HALF)
 
 
-def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> PanelLayout:
-    """The layout that keeps a matrix, or that of floats."""
+def _kept(matrix: Matrix, wanted: WeightFormat, *, ordered: bool) -> tuple[PanelLayout, str]:
+    """The layout that keeps a matrix; that of floats with the reason, if quantized weights have no other."""
     rounded = PanelLayout("int8") if wanted == "int8" and matrix.shape[1] % BLOCK == 0 else _FLOATS
     if isinstance(matrix, Tensor):
-        return PanelLayout(_PACKED[matrix.format]) if matrix.format in _PACKED else rounded
+        return (PanelLayout(_PACKED[matrix.format]) if matrix.format in _PACKED else rounded), ""
     layout = group_layout(matrix.grouping, matrix.shape[1])
     if layout is None:
-        _warn(f"{matrix.format} in groups of {matrix.grouping.group} of {matrix.shape[1]} columns")
-    elif matrix.order is not None and not ordered:
-        _warn(
-            f"{matrix.format} with an order of columns (act-order) that another part of the same linear does not have"
-        )
-    else:
-        return layout
-    return _FLOATS
+        rows = f", in rows of {matrix.shape[1]}" if matrix.shape[1] % BLOCK else ""
+        return _FLOATS, _described(matrix) + rows
+    if matrix.order is not None and not ordered:
+        return _FLOATS, f"{_described(matrix)} in an order of columns (act-order) that not all of the linear has"
+    return layout, ""
+
+
+def _described(matrix: Matrix) -> str:
+    """A format as logs name it."""
+    if isinstance(matrix, Tensor):
+        return matrix.format
+    minimum = " with a minimum" if matrix.grouping.minimum else ""
+    return f"{matrix.format} ({matrix.grouping.kind}{minimum}) in groups of {matrix.grouping.group}"
+
+
+def _joined(reasons: Iterable[str], between: str = "; ") -> str:
+    """Different reasons in one line."""
+    return between.join(dict.fromkeys(filter(None, reasons)))
 
 
 def _key(matrix: Matrix, layout: PanelLayout) -> tuple[object, ...]:
@@ -227,33 +264,24 @@ def _key(matrix: Matrix, layout: PanelLayout) -> tuple[object, ...]:
     return (layout.format,) if layout.floats else (layout, levels_of(matrix), type(matrix))
 
 
-def _common(matrices: Sequence[Matrix], layouts: Sequence[PanelLayout]) -> PanelLayout:
-    """A layout that holds matrices in several formats without loss, else that of floats."""
+def _common(matrices: Sequence[Matrix], layouts: Sequence[PanelLayout]) -> PanelLayout | None:
+    """A layout that holds matrices in several formats without loss, None if there is none."""
     formats = {layout.format for layout in layouts}
     if all(isinstance(matrix, Tensor) for matrix in matrices) and formats <= {"int4", "int4_symmetric", "int6"}:
         return PanelLayout("int6" if "int6" in formats else "int4")
     groupings = [matrix.grouping for matrix in matrices if isinstance(matrix, GroupedMatrix)]
     if len(groupings) == len(matrices) and "bf16" not in formats:
         kinds = {grouping.kind for grouping in groupings}
-        if kinds <= {"int4", "int8", "code4"}:
+        if kinds == {"fp8"} or kinds <= {"int4", "int8", "code4"}:
             group = math.gcd(*(grouping.group for grouping in groupings))
-            kind = "int4" if kinds == {"int4"} else "int8"
-            found = _layout_of(kind, group, minimum=any(grouping.minimum for grouping in groupings))
-            if found is not None:
-                return found
-    _warn(" and ".join(dict.fromkeys(matrix.format for matrix in matrices)) + " in one linear")
-    return _FLOATS
+            kind = kinds.pop() if kinds in ({"fp8"}, {"int4"}) else "int8"
+            return _layout_of(kind, group, minimum=any(grouping.minimum for grouping in groupings))
+    return None
 
 
 def levels_of(matrix: Matrix) -> tuple[float, ...]:
     """The 16 levels of a matrix of code4, else none."""
     return matrix.grouping.levels if isinstance(matrix, GroupedMatrix) else ()
-
-
-@cache
-def _warn(what: str) -> None:
-    """Log once that weights lose their format."""
-    _LOG.warning("the CPU kernels have no packed format for %s: these weights become bfloat16", what)
 
 
 def of_integers(parts: Iterable[PackedPart]) -> bool:

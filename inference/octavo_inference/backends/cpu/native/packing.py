@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from octavo_inference.backends.cpu.native.packed_formats import (
     levels_of,
     of_integers,
     packed_parts,
+    unpacked_bytes,
 )
 from octavo_inference.backends.cpu.native.pieces import (
     Rows,
+    checked,
     in_threads,
     integer_levels,
     read_piece,
@@ -34,6 +37,8 @@ from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize,
 
 _PIECE_VALUES = 2 << 20  # of a matrix that is read in pieces
 _READERS = min(4, os.cpu_count() or 1)
+_LINE = 64  # bytes
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -41,7 +46,8 @@ class Packed:
     """Packed weights for the kernels. `keep` owns the memory that the structures point into.
 
     `size` is the bytes of all matrices except the embedding. `quantized` is True if a kernel reads activations in 8
-    bits.
+    bits. `panel_bytes` is the memory that each thread needs to unpack a panel. `unkept` has the names of linears that
+    became floats, by the reason.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -53,6 +59,8 @@ class Packed:
     size: int = 0
     embedding_bytes: int = 0
     quantized: bool = False
+    panel_bytes: int = 0
+    unkept: dict[str, list[str]] = field(default_factory=dict)
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -98,11 +106,14 @@ class Packer:
         matrices: Sequence[Matrix],
         arrangement: int = abi.CONCATENATED,
         biases: Sequence[Tensor | None] = (),
+        names: Sequence[str] = (),
     ) -> abi.PackedMatrix:
         """Pack the rows of `matrices` into one matrix, padded with zero rows to whole panels.
 
-        Raises ModelError for scales that are not finite.
+        `names` are those of the matrices, for messages. Raises ModelError for scales that are not finite.
         """
+        names = names or [f"matrix {number}" for number in range(len(matrices))]
+        matrices = [checked(matrix, name) for matrix, name in zip(matrices, names, strict=True)]
         parts = packed_parts(matrices, self.weights, arrangement)
         order = input_order(matrices) if parts[0].ordered else None
         packed = [self._part(part, arrangement) for part in parts]
@@ -124,6 +135,11 @@ class Packer:
         for matrix in matrices:
             matrix.release()  # else the file's pages and their packed copy would be resident together
         self.into.quantized |= of_integers(parts)
+        info = self.kernels.info
+        unpacked = unpacked_bytes(parts, info.panel, tiles=info.quantized_block_bytes == 0)
+        self.into.panel_bytes = max(self.into.panel_bytes, unpacked)
+        for reason in dict.fromkeys(each.unkept for each in parts if each.unkept):
+            self.into.unkept.setdefault(reason, []).append(" and ".join(names))
         return result
 
     def _part(self, part: PackedPart, arrangement: int) -> abi.PackedMatrix:
@@ -131,16 +147,21 @@ class Packer:
         panel, cols = self.kernels.info.panel, part.matrices[0].shape[1]
         rows = -(-sum(m.shape[0] for m in part.matrices) // panel) * panel
         layout = part.layout
-        data = self.into.arena.allocate(rows * layout.row_bytes(cols))
+        size = rows * layout.row_bytes(cols)
+        # In one piece: few factors between large matrices would waste most of a huge page.
+        start = -(-size // _LINE) * _LINE if part.grouped else size
+        memory = self.into.arena.allocate(start + (4 * rows if part.grouped else 0))
+        factor = memory[start:].view(np.float32)
         result = abi.PackedMatrix(
-            self.own(data), rows=rows, cols=cols, span=layout.span, format=abi.PACKED[layout.format]
+            self.own(memory), rows=rows, cols=cols, span=layout.span, format=abi.PACKED[layout.format]
         )
-        self.into.size += data.nbytes
+        if part.grouped:
+            result.factor = address(factor)
+        self.into.size += size + factor.nbytes
         tensors = [exact_half(matrix) for matrix in part.matrices if isinstance(matrix, Tensor)]
         if len(tensors) == len(part.matrices):
             self._pack(result, [source(tensor) for tensor in tensors], arrangement, range(rows // panel))
             return result
-        factor = self._factor(result) if part.grouped else None
         if layout.kind == "code4":
             result.levels[:] = integer_levels(levels_of(part.matrices[0]))[1].tolist()
         at_once = max(1, _PIECE_VALUES // (cols * panel))
@@ -148,7 +169,7 @@ class Packer:
         read = partial(read_piece, part, arrangement, panel)
         for some, sources in zip(panels, in_threads(read, panels, _READERS), strict=True):
             self._pack(result, [rows_source(stored) for stored in sources], arrangement, some)
-            if factor is not None:
+            if part.grouped:
                 factors = [stored.factor for stored in sources if stored.factor is not None]
                 count = len(some) * panel
                 factor[some.start * panel :][:count] = self.by_row(factors, count, arrangement)
@@ -157,13 +178,6 @@ class Packer:
     def _pack(self, matrix: abi.PackedMatrix, sources: list[abi.StoredMatrix], arrangement: int, panels: range) -> None:
         array = (abi.StoredMatrix * len(sources))(*sources)
         self.kernels.library.octavo_pack(self.team, matrix, array, len(array), arrangement, panels.start, len(panels))
-
-    def _factor(self, matrix: abi.PackedMatrix) -> NDArray[np.float32]:
-        """The factors of a matrix's rows."""
-        factor = self.into.arena.allocate(4 * matrix.rows).view(np.float32)
-        matrix.factor = self.own(factor)
-        self.into.size += factor.nbytes
-        return factor
 
     def by_row(self, values: Sequence[NDArray[np.float32]], rows: int, arrangement: int) -> NDArray[np.float32]:
         """One value per packed row, in the order of the rows."""
@@ -193,19 +207,30 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
     packed = Packed()
     packer = Packer(kernels, team, wanted, packed)
     norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
-    for layer in weights.layers[: config.layers]:
+
+    def linear(number: int, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
+        matrices = [getattr(weights.layers[number], role) for role in roles]
+        biases = [getattr(weights.layers[number], f"{role}_bias") for role in roles]
+        return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
+
+    for number, layer in enumerate(weights.layers[: config.layers]):
         packed.layers.append(
             abi.Layer(
-                qkv=packer.matrix((layer.q, layer.k, layer.v), biases=(layer.q_bias, layer.k_bias, layer.v_bias)),
-                output=packer.matrix((layer.o,), biases=(layer.o_bias,)),
-                gate_up=packer.matrix((layer.gate, layer.up), abi.INTERLEAVED, (layer.gate_bias, layer.up_bias)),
-                down=packer.matrix((layer.down,), biases=(layer.down_bias,)),
+                qkv=linear(number, "q", "k", "v"),
+                output=linear(number, "o"),
+                gate_up=linear(number, "gate", "up", arrangement=abi.INTERLEAVED),
+                down=linear(number, "down"),
                 **{name: packer.vector(getattr(layer, name)) for name in norms},
             )
         )
     packed.final_norm = packer.vector(weights.final_norm)
-    packed.lm_head = packer.matrix((weights.lm_head,))
+    packed.lm_head = packer.matrix((weights.lm_head,), names=("lm_head",))
     embedding = exact_half(weights.embedding)
     packed.embedding, packed.embedding_bytes = source(embedding), embedding.data.nbytes
     packed.keep.append(embedding)
+    if packed.unkept:
+        _LOG.warning(
+            "weights become bfloat16, because the CPU kernels have no packed format for them: %s",
+            "; ".join(f"{why} ({len(at)} linears, first {at[0]})" for why, at in packed.unkept.items()),
+        )
     return packed

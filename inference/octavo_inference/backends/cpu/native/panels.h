@@ -29,6 +29,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "int8.h"
 #include "quant.h"
@@ -76,6 +77,8 @@ struct Nibbles {
   }
 };
 
+// A word starts as -8 times the sum of the block's activations x. Each of its elements then adds u * x, with u up to 15.
+// At any time an element of the block counts as (u - 8) * x or as -8 * x: together at most 8 * 127 * 32 = 32,512.
 struct Centred : Nibbles {
   static constexpr int ADDED = 8, TILE_ADDED = 8;
   using Nibbles::Nibbles;
@@ -189,39 +192,31 @@ inline i64 step_bytes(const Matrix& matrix) {
   return Q::HEADER_BYTES + matrix.span * Q::BLOCK_BYTES;
 }
 
-// Calls f.template operator()<Q>() with the layout of a format of integers; false for another format.
+// Calls f.template operator()<Q>() with the layout of a format of integers. Another format ends the process: a matrix
+// that is left out would give wrong results.
 template <class F>
-inline bool with_layout(int32_t format, F&& f) {
+inline void with_layout(int32_t format, F&& f) {
   switch (format) {
     case FORMAT_INT4:
-      f.template operator()<Grouped<Nibbles, 1, 1>>();
-      return true;
+      return f.template operator()<Grouped<Nibbles, 1, 1>>();
     case FORMAT_INT4_16:
-      f.template operator()<Grouped<Nibbles, 2, 2>>();
-      return true;
+      return f.template operator()<Grouped<Nibbles, 2, 2>>();
     case FORMAT_INT4_SYMMETRIC:
-      f.template operator()<Grouped<Centred, 1, 0>>();
-      return true;
+      return f.template operator()<Grouped<Centred, 1, 0>>();
     case FORMAT_INT4_SYMMETRIC_16:
-      f.template operator()<Grouped<Centred, 2, 0>>();
-      return true;
+      return f.template operator()<Grouped<Centred, 2, 0>>();
     case FORMAT_CODE4:
-      f.template operator()<Grouped<Codes, 1, 0>>();
-      return true;
+      return f.template operator()<Grouped<Codes, 1, 0>>();
     case FORMAT_CODE4_16:
-      f.template operator()<Grouped<Codes, 2, 0>>();
-      return true;
+      return f.template operator()<Grouped<Codes, 2, 0>>();
     case FORMAT_INT6:
-      f.template operator()<Grouped<Sextets, 2, 1>>();
-      return true;
+      return f.template operator()<Grouped<Sextets, 2, 1>>();
     case FORMAT_INT8:
-      f.template operator()<Grouped<Bytes, 1, 0>>();
-      return true;
+      return f.template operator()<Grouped<Bytes, 1, 0>>();
     case FORMAT_INT8_MINIMUM:
-      f.template operator()<Grouped<Bytes, 1, 1>>();
-      return true;
+      return f.template operator()<Grouped<Bytes, 1, 1>>();
   }
-  return false;
+  std::abort();
 }
 
 }  // namespace octavo

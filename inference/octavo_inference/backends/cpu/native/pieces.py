@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from octavo_inference.models.weights import Matrix, Tensor, dequantize
 
 _LARGEST_LEVEL = 127
 _FLOAT8_NAN = np.uint8(0x7F)  # but for the sign
-# The largest scale or minimum of a row is between half of it and itself. Those 2^22 times smaller are fp16 of full
+# The largest scale or minimum of a row is between half of it and itself. Those 2^21 times smaller are fp16 of full
 # precision, and sums of products stay far below the range of float32.
 _TOP_EXPONENT = 8
 _LEAST_EXPONENT = -126  # of float32
@@ -57,14 +57,10 @@ def read_piece(part: PackedPart, arrangement: int, panel: int, panels: range) ->
 def _read(matrix: Matrix, start: int, end: int, part: PackedPart) -> Rows:
     if isinstance(matrix, Tensor):
         return Rows(dequantize(matrix.rows(start, end)))
-    groups = _finite(matrix, start, end)
     if part.layout.floats:
-        values = groups.dequantize(matrix.grouping)
-        if matrix.order is not None and not part.ordered:
-            sorted_, values = values, np.empty_like(values)
-            values[:, matrix.order] = sorted_
-        return Rows(values)
-    return packable_rows(groups, matrix.grouping, part.layout)
+        ordered = replace(matrix, order=None) if part.ordered else matrix
+        return Rows(ordered.rows(start, end).dequantize())
+    return packable_rows(matrix.read(start, end), matrix.grouping, part.layout)
 
 
 def _joined(rows: list[Rows]) -> Rows:
@@ -75,14 +71,19 @@ def _joined(rows: list[Rows]) -> Rows:
     return Rows(*(stack([getattr(part, field.name) for part in rows]) for field in fields(Rows)))
 
 
-def _finite(matrix: GroupedMatrix, start: int, end: int) -> Groups:
-    """Rows as stored. Raises `ModelError` for scales, minima or weights that are not finite."""
+def checked(matrix: Matrix, name: str) -> Matrix:
+    """The matrix; if it is read in pieces, `read` raises `ModelError` for numbers that are not finite."""
+    return replace(matrix, read=partial(_finite, matrix, name)) if isinstance(matrix, GroupedMatrix) else matrix
+
+
+def _finite(matrix: GroupedMatrix, name: str, start: int, end: int) -> Groups:
     groups = matrix.read(start, end)
     numbers = [groups.scale] if groups.minimum is None else [groups.scale, groups.minimum]
     finite = all(bool(np.isfinite(array).all()) for array in numbers)
     nan = matrix.grouping.kind == "fp8" and bool(((groups.values & _FLOAT8_NAN) == _FLOAT8_NAN).any())
     if nan or not finite:
-        raise ModelError(f"weights in {matrix.format} have numbers that are not finite in rows {start} to {end - 1}")
+        rows = f"rows {start} to {end - 1}"
+        raise ModelError(f"{name} ({matrix.format}) has numbers that are not finite in {rows}: the file is damaged")
     return groups
 
 
@@ -97,9 +98,11 @@ def packable_rows(groups: Groups, grouping: Grouping, into: PanelLayout) -> Rows
         if into.kind == "int8":
             values = levels.view(np.uint8)[values]
     elif into.kind == "int8" and grouping.kind == "int8":
-        values = values ^ np.uint8(128)  # the byte of value - 128
+        # As signed bytes. Rows of small values stay: the larger minimum of shifted ones is rounded more coarsely.
+        shifted = np.full((len(values), 1), fill_value=True) if grouping.zero else values.max(1, keepdims=True) > 127
+        values = values ^ np.where(shifted, np.uint8(128), np.uint8(0))  # the byte of value - 128
         if grouping.zero == 0:
-            minimum = minimum + 128 * scale
+            minimum = minimum + np.where(shifted, 128 * scale, np.float32(0))
     elif grouping.kind == "int4" and grouping.zero == 8 and (into.kind == "int8" or into.minimum):
         minimum = -8 * scale
         if not into.minimum:

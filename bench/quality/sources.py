@@ -59,7 +59,7 @@ _ROUNDED: dict[str, tuple[Round, float]] = {
 }
 # The built-in model's rows are whole groups of 64.
 _COMMANDS = (("--method", "gptq"), ("--method", "awq"))
-# llama_ftype of llama.h
+# llama_ftype of llama.h. Without TQ1_0 and TQ2_0, which are for models trained in three values: others are ruined.
 _LLAMA_TYPES = {
     "Q2_K": 10,
     "Q3_K_M": 12,
@@ -71,8 +71,6 @@ _LLAMA_TYPES = {
     "IQ4_XS": 30,
     "IQ3_S": 26,
     "IQ3_XXS": 23,
-    "TQ1_0": 36,
-    "TQ2_0": 37,
 }
 
 

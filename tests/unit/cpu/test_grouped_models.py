@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.support.logs import warnings_of
 
 from octavo_inference.backends.cpu.footprint import measure
-from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native import abi, packing
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, packed_parts
 from octavo_inference.models.config import ModelConfig
@@ -155,13 +156,14 @@ def test_the_plan_counts_the_panels_that_threads_unpack(kernels: Kernels, weight
 
 
 def test_weights_that_become_floats_are_logged_once(
-    kernels: Kernels, rng: np.random.Generator, caplog: pytest.LogCaptureFixture
+    kernels: Kernels, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = quantized_model(
         CONFIG, rng, lambda _, rows, columns: of_size_one(rng, Grouping("int8", 16), rows, columns)
     )
+    logged = warnings_of(packing, monkeypatch)
     create(CONFIG, weights, kernels, dtype="auto")
-    (line,) = [record.getMessage() for record in caplog.records if "no packed format" in record.getMessage()]
+    (line,) = logged
     linears = 4 * CONFIG.layers + 1
     first = "q of layer 0 and k of layer 0 and v of layer 0"
     assert line.endswith(f"for them: test (int8) in groups of 16 ({linears} linears, first {first})")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.support.logs import warnings_of
 
 from octavo_inference.checkpoints import sentence_transformers
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling
@@ -31,9 +32,7 @@ def test_the_declared_pooling_of_a_file_in_the_folder(tmp_path: Path) -> None:
 def test_another_pooling_is_logged_and_left(
     tmp_path: Path, modes: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Not `caplog`: tests of the log format leave the loggers configured.
-    logged: list[str] = []
-    monkeypatch.setattr(sentence_transformers.log, "warning", lambda text, *values: logged.append(text % values))
+    logged = warnings_of(sentence_transformers, monkeypatch, "log")
     declare_pooling(tmp_path, modes)
     assert declared_pooling(tmp_path) is None
     assert len(logged) == 1

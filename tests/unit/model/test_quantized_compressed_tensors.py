@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.logs import warnings_of
 
+from octavo_inference.checkpoints.quantized import unused_scales
 from octavo_inference.checkpoints.quantized.schemes import read_schemes
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, load_model
@@ -455,13 +457,13 @@ def test_zero_points_of_symmetric_weights_may_say_so(
 
 @pytest.mark.parametrize("value", [0.0, np.nan, -1.0])
 def test_a_number_that_nothing_reads_refuses_no_model(
-    tmp_path: Path, tensors: Tensors, value: float, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tensors: Tensors, value: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    logged = warnings_of(unused_scales, monkeypatch)
     make = lying("input_scale", "F32", lambda r, c: np.full(1, value, np.float32))
     expected = checkpoint(tmp_path / "m", described("pack-quantized", INT4), tensors, make)
     np.testing.assert_array_equal(dequantize(loaded_layer(tmp_path / "m").up), expected[UP].astype(np.float32))
-    said = [record.message for record in caplog.records if "a tensor input_scale is 0 or no" in record.message]
-    assert len(said) == 1
+    assert len([line for line in logged if "a tensor input_scale is 0 or no" in line]) == 1
 
 
 def test_the_older_key_of_the_settings(tmp_path: Path, tensors: Tensors) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.logs import warnings_of
 
+from octavo_inference.checkpoints.quantized import unused_scales
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import load_model
 from octavo_inference.models.groups import GroupedMatrix, e4m3_levels
@@ -155,7 +157,7 @@ CACHE_SCALES = [
 
 @pytest.mark.parametrize("name", CACHE_SCALES)
 def test_scales_of_the_cache_are_not_used(
-    tmp_path: Path, tensors: Tensors, name: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, tensors: Tensors, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache has its own. Numbers that cannot be scales are logged once."""
 
@@ -164,11 +166,12 @@ def test_scales_of_the_cache_are_not_used(
         typed["model.layers.0." + name] = ("F32", np.float32(scale))
         return write_quantized(folder, {"quant_method": "fp8"}, typed)
 
+    logged = warnings_of(unused_scales, monkeypatch)
     for number, scale in enumerate((0.5, -1.0, 0.0, np.nan, np.inf)):
-        caplog.clear()
+        logged.clear()
         layer = loaded_layer(write(tmp_path / f"{number}", scale))
         np.testing.assert_array_equal(dequantize(layer.down), tensors[DOWN + ".weight"])
-        said = [record for record in caplog.records if f"a tensor {name.rpartition('.')[2]} is 0" in record.message]
+        said = [line for line in logged if f"a tensor {name.rpartition('.')[2]} is 0" in line]
         assert len(said) == (number > 0)
 
 

@@ -12,8 +12,7 @@ schedulers x 1.98e9 issue 33.5e12 instructions per lane: 7 per byte, so 3.5 for 
 - x is unpacked once for all rows of weights of a program, and weights once for all rows of x.
 
 Each further row of x costs another multiplication per weight, while tensor cores take 16 rows for the price of one:
-`launch_configs` has the limit. Each thread adds up its own columns, then a reduction adds up the sums of threads. The
-order depends on shapes alone.
+`launch_configs` has the limit. Threads add up their columns, a reduction adds their sums, in an order by shapes alone.
 """
 
 from __future__ import annotations
@@ -47,10 +46,8 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 @triton.jit
 def _load_weights(w, scales, minimums, step, first, n, words, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
                   OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
-    """Words of a step for each output, then the scales of all, then the minimums. Zeros past the end of the rows.
-
-    A chunk of 16 bytes has one scale; two where low and high nibbles are of different groups of 16.
-    """
+    """Words of a step for each output, then the scales of all, then the minimums. Zeros past the end of the rows."""
+    # A chunk of 16 bytes has one scale; two where low and high nibbles are of different groups of 16.
     CHUNKS: tl.constexpr = WORDS // (2 if FORM == "dense" else 4)
     COLUMNS: tl.constexpr = 32 if is_four_bits(FORM) else 16
     word = step * WORDS + tl.arange(0, WORDS)
@@ -179,15 +176,14 @@ def suits(x: Torch, matrix: DeviceMatrix) -> bool:
     """Return True if `gemv` supports these: dense weights in bfloat16, and rows of whole words of 32 or 64 bits."""
     starts = (x.shape[1], x.stride(0), x.storage_offset())
     aligned = x.dtype != torch.bfloat16 or all(int(start) % 4 == 0 for start in starts)
-    values = matrix.values
-    return aligned and values.shape[1] % 4 == 0 and (matrix.form != "dense" or values.dtype == torch.bfloat16)
+    whole = matrix.values.shape[1] % 4 == 0
+    return aligned and whole and (matrix.form != "dense" or matrix.values.dtype == torch.bfloat16)
 
 
 def gemv(x: Torch, matrix: DeviceMatrix, bias: Torch | None, out: Torch, *, tile: GemvTile | None = None) -> None:
     """Write x @ weights.T + bias to `out`, as `linear.linear` does, for few rows of x that `suits` accepts.
 
-    x [M, K], out [M, N], matrix [N, K], bias [N] float32. Weights are not rounded to the type of x; products are
-    float32.
+    x [M, K], out [M, N], matrix [N, K], bias [N] float32. Products are float32, of weights that are not rounded.
     """
     (m, _), n, form = x.shape, matrix.rows, matrix.form
     if m == 0:

@@ -277,7 +277,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
             {"architectures": ["OwnForCausalLM"], "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}},
             "OwnForCausalLM cannot be served: transformers .* does not support it",
         ),
-        ({"quantization_config": {"quant_method": "awq"}}, r"its weights are quantised \(awq\)"),
+        ({"quantization_config": {"quant_method": "awq"}}, r"only native kernels read quantized weights \(awq\)"),
         ({"n_layer": 3}, "config.json and the weights disagree: 12 tensors are missing"),
         ({"vocab_size": 70}, "config.json and the weights disagree: .* have other shapes"),
     ],

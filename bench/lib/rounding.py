@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, Kind, common_group, e4m3_levels
+from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, Kind, common_group
+from octavo_inference.tools.quantize.e4m3 import LARGEST, from_e4m3, to_e4m3
 
 Floats = NDArray[np.float32]
 Round = Callable[[Floats], GroupedMatrix]
@@ -25,7 +26,6 @@ NF4 = (
 E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
 # Of ggml's IQ4_NL and IQ4_XS.
 IQ4 = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0)
-_LARGEST_E4M3 = 448.0
 
 
 def integers(bits: int, group: int, *, minimum: bool) -> Round:
@@ -98,9 +98,9 @@ def nvfp4(weights: Floats) -> GroupedMatrix:
     """NVFP4: e2m1 with an e4m3 scale for each 16 columns, and a float32 scale of the matrix."""
     groups = _grouped(weights, 16)
     peak = np.abs(groups).max(-1)
-    whole = np.float32(peak.max() / (6 * _LARGEST_E4M3))
+    whole = np.float32(peak.max() / (6 * LARGEST))
     # No scale is 0: a group of zeros has the smallest.
-    scale = (np.maximum(_e4m3(peak / 6 / whole), 2.0**-9) * whole / 2).astype(np.float32)
+    scale = (np.maximum(from_e4m3(to_e4m3(peak / 6 / whole)), 2.0**-9) * whole / 2).astype(np.float32)
     return _matrix(weights, "code4", 16, nearest(groups / scale[..., None], E2M1), scale, levels=E2M1)
 
 
@@ -114,10 +114,10 @@ def fp8(height: int, width: int) -> Round:
         for i in range(grid.shape[0]):
             for j in range(grid.shape[1]):
                 block = weights[i * tall : (i + 1) * tall, j * wide : (j + 1) * wide]
-                grid[i, j] = np.abs(block).max() / _LARGEST_E4M3
+                grid[i, j] = np.abs(block).max() / LARGEST
         size = common_group(columns, wide)
         scale = _positive(grid)[np.arange(rows) // tall][:, np.arange(0, columns, size) // wide]
-        values = _e4m3_bits(_grouped(weights, size) / scale[..., None])
+        values = to_e4m3(_grouped(weights, size) / scale[..., None])
         return _matrix(weights, "fp8", size, values, scale)
 
     return rounded
@@ -129,17 +129,6 @@ def nearest(values: Floats, levels: tuple[float, ...]) -> NDArray[np.uint8]:
     sorted_levels = np.array(levels, np.float32)[order]
     between = (sorted_levels[1:] + sorted_levels[:-1]) / 2
     return order[np.searchsorted(between, values)].astype(np.uint8)
-
-
-def _e4m3_bits(values: Floats) -> NDArray[np.uint8]:
-    sizes = e4m3_levels()[:127]
-    between = (sizes[1:] + sizes[:-1]) / 2
-    bits = np.searchsorted(between, np.abs(values)).astype(np.uint8)
-    return bits | np.signbit(values).astype(np.uint8) << np.uint8(7)
-
-
-def _e4m3(values: Floats) -> Floats:
-    return e4m3_levels()[_e4m3_bits(values)]
 
 
 def _grouped(weights: Floats, group: int) -> Floats:

@@ -51,14 +51,17 @@ class _Hash(Protocol):
     def hexdigest(self) -> str: ...
 
 
+def _same_origin(first: str, second: str) -> bool:
+    return urlsplit(first)[:2] == urlsplit(second)[:2]
+
+
 class KeepTokenHome(HTTPRedirectHandler):
     """Drops the token on redirects to other hosts or without TLS: files are in storage with signed URLs."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
         """The request that follows, None for none."""
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
-        before, after = urlsplit(req.full_url), urlsplit(newurl)
-        if following is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
+        if following is not None and not _same_origin(req.full_url, newurl):
             following.remove_header("Authorization")
         return following
 
@@ -148,6 +151,8 @@ class Hub:
 
     def _open(self, url: str, what: str, headers: Mapping[str, str]) -> Any:
         request = Request(url, headers={**self._headers, **headers})  # noqa: S310 - http or https, checked above
+        if not _same_origin(url, self._endpoint):  # a next page: the answer chooses its address
+            request.remove_header("Authorization")
         try:
             return self._opener.open(request, timeout=_TIMEOUT)
         except HTTPError as error:

@@ -30,7 +30,7 @@ async def test_replicas_use_the_digest_that_the_job_found(
     account = await kube.get(SERVICE_ACCOUNTS, namespace, "tiny")
     assert account is not None
     await kube.replace(SERVICE_ACCOUNTS, {**account, "imagePullSecrets": [{"name": "registry"}]})
-    for _ in range(2):  # the Job is deleted, then made anew
+    for _ in range(2):  # the Job is deleted, then created again
         await reconciler.reconcile(key)
     (job,) = await kube.list(JOBS, namespace)
     assert volumes(job)["model"]["image"]["reference"] == TAG

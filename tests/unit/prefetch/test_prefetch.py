@@ -103,6 +103,17 @@ def test_a_redirect_keeps_the_token_on_the_same_host_with_tls(address: str, kept
     assert followed.has_header("Authorization") == kept
 
 
+@pytest.mark.parametrize(
+    ("url", "kept"),
+    [("https://hub.example/next", True), ("https://other.example/next", False), ("http://hub.example/next", False)],
+)
+def test_a_next_page_elsewhere_gets_no_token(url: str, kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub, asked = Hub("https://hub.example", "secret"), []
+    monkeypatch.setattr(hub._opener, "open", lambda request, timeout: asked.append(request))
+    hub._open(url, "a model", {})
+    assert asked[0].has_header("Authorization") == kept
+
+
 def test_a_gated_model_says_what_to_do(fetch: Callable[..., list[str]], hub: FakeHub) -> None:
     hub.token = "secret"
     with pytest.raises(PrefetchError, match="credentialsSecretRef"):

@@ -1,4 +1,4 @@
-"""The tag of an image becomes the digest that its registry has, or the registry's answer is told."""
+"""An image tag is resolved to its digest in the registry; otherwise the registry's answer is reported."""
 
 from __future__ import annotations
 

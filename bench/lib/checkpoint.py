@@ -16,6 +16,7 @@ from tokenizers.models import WordLevel
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.tools.quantize.hf_config import config_to_hf
 
 NAMES = {
     "input_norm": "input_layernorm",
@@ -94,27 +95,7 @@ def _plain(tensor: Matrix) -> Tensor:
 
 def described(config: ModelConfig) -> dict[str, Any]:
     """config.json."""
-    return {
-        "architectures": ["Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLM"],
-        "model_type": "qwen3" if config.qk_norm else "llama",
-        "hidden_size": config.hidden,
-        "intermediate_size": config.intermediate,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "vocab_size": config.vocab,
-        "max_position_embeddings": config.max_positions,
-        "rms_norm_eps": config.norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None,
-        "tie_word_embeddings": config.tied_embeddings,
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "torch_dtype": "bfloat16",
-        "bos_token_id": config.bos_token_id or 0,
-        "eos_token_id": list(config.eos_token_ids),
-    }
+    return config_to_hf(config) | {"torch_dtype": "bfloat16", "bos_token_id": config.bos_token_id or 0}
 
 
 def _safetensors(path: Path, tensors: list[tuple[str, Matrix]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,7 @@ GEMMA = replace(
     SMOLLM2, architecture="gemma", layers=2, hidden=1152, heads=4, kv_heads=1, head_dim=256, intermediate=6912,
     vocab=65_536, rope_theta=1_000_000.0, local_rope_theta=10_000.0, windows=(64, None), query_scale=256**-0.5,
     attention_softcap=50.0, logit_softcap=30.0, activation="gelu_tanh", embedding_scale=1152**0.5, output_norms=True,
-    qk_norm=True,
+    qk_norm="head",
 )  # fmt: skip
 MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Qwen2.5-0.5B": QWEN2, "Gemma-like": GEMMA}
 
@@ -54,7 +55,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
         made = layer_of(config, matrix, norm)
         if not config.qkv_bias:
             return made
-        biases = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
+        biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
         return replace(made, **biases)
 
     def bias(size: int) -> Tensor:

@@ -24,7 +24,7 @@ LLAMA_8B = ModelConfig(
 )  # fmt: skip
 QWEN3_14B = replace(
     LLAMA_8B, architecture="qwen3", layers=40, hidden=5120, heads=40, intermediate=17408, vocab=151_936,
-    max_positions=40_960, rope_theta=1_000_000.0, norm_eps=1e-6, eos_token_ids=(151_645,), qk_norm=True,
+    max_positions=40_960, rope_theta=1_000_000.0, norm_eps=1e-6, eos_token_ids=(151_645,), qk_norm="head",
 )  # fmt: skip
 QWEN3_06B = replace(QWEN3_14B, layers=28, hidden=1024, heads=16, intermediate=3072, tied_embeddings=True)
 MODELS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_bits, dequantize, required
 from octavo_inference.tools.quantize.hf_config import config_to_hf
 
 NAMES = {
@@ -77,7 +77,7 @@ def named(config: ModelConfig, weights: Weights) -> Iterator[tuple[str, Matrix]]
             tensor = getattr(layer, own)
             if tensor is not None:
                 yield f"model.layers.{number}.{theirs}.weight", tensor
-    yield "model.norm.weight", weights.final_norm
+    yield "model.norm.weight", required(weights.final_norm)
     if not config.tied_embeddings:
         yield "lm_head.weight", weights.lm_head
 

@@ -39,7 +39,7 @@ QWEN3_4B = replace(
     max_positions=40_960,
     rope_theta=1_000_000.0,
     norm_eps=1e-6,
-    qk_norm=True,
+    qk_norm="head",
 )
 MODELS = {"1b": LLAMA_1B, "4b": QWEN3_4B}
 NAMES = {"1b": "Llama-3.2-1B", "4b": "Qwen3-4B"}

@@ -84,7 +84,7 @@ def with_everything() -> Model:
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,
-        qk_norm=True,
+        qk_norm="head",
         output_norms=True,
     )
     return config, replace(weights, layers=layers)

@@ -44,7 +44,7 @@ LLAMA_8B = ModelConfig(
 GEMMA = dataclasses.replace(
     LLAMA_8B, architecture="gemma3", layers=26, hidden=1152, heads=4, kv_heads=1, head_dim=256, intermediate=6912,
     vocab=262_144, max_positions=32_768, tied_embeddings=True, local_rope_theta=10_000.0, windows=(512, None) * 13,
-    output_norms=True, qk_norm=True,
+    output_norms=True, qk_norm="head",
 )  # fmt: skip
 PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
 

@@ -24,7 +24,7 @@ from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTok
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import joined, sample, score
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize, required
 
 TILE = 8
 DEFAULT_BLOCK_SIZE = 16
@@ -36,15 +36,16 @@ class _Layer:
     """One layer's weights in float32; q, k and v stacked, gate and up stacked. None: the model has none."""
 
     def __init__(self, weights: LayerWeights) -> None:
-        self.input_norm = _torch(weights.input_norm)
-        self.qkv = _stack(weights.q, weights.k, weights.v)
+        self.input_norm = _torch(required(weights.input_norm))
+        self.qkv = _stack(required(weights.q), required(weights.k), required(weights.v))
         self.qkv_bias = _given(weights.q_bias, weights.k_bias, weights.v_bias)
         self.q_norm, self.k_norm = _given(weights.q_norm), _given(weights.k_norm)
-        self.o, self.o_bias = _torch(weights.o), _given(weights.o_bias)
+        self.o, self.o_bias = _torch(required(weights.o)), _given(weights.o_bias)
         self.attention_output_norm = _given(weights.attention_output_norm)
-        self.post_norm = _torch(weights.post_norm)
-        self.gate_up, self.gate_up_bias = _stack(weights.gate, weights.up), _given(weights.gate_bias, weights.up_bias)
-        self.down, self.down_bias = _torch(weights.down), _given(weights.down_bias)
+        self.post_norm = _torch(required(weights.post_norm))
+        self.gate_up = _stack(required(weights.gate), required(weights.up))
+        self.gate_up_bias = _given(weights.gate_bias, weights.up_bias)
+        self.down, self.down_bias = _torch(required(weights.down)), _given(weights.down_bias)
         self.mlp_output_norm = _given(weights.mlp_output_norm)
 
 
@@ -65,7 +66,7 @@ class ReferenceBackend:
         self._config = config
         self._layers = [_Layer(layer) for layer in weights.layers]
         self._embedding = _torch(weights.embedding)
-        self._final_norm = _torch(weights.final_norm)
+        self._final_norm = _torch(required(weights.final_norm))
         self._head = self._embedding if weights.lm_head is weights.embedding else _torch(weights.lm_head)
         ropes = [config.rope(layer) for layer in range(config.layers)]
         tables = {rope: torch.from_numpy(rope.table(max_model_len)) for rope in ropes if rope is not None}

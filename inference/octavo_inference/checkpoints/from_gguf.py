@@ -102,7 +102,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
         qkv_bias="blk.0.attn_q.bias" in file.tensors,
         output_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        qk_norm=architecture in {"qwen3", "gemma3"},
+        qk_norm="head" if architecture in {"qwen3", "gemma3"} else None,
         output_norms=gemma,
         digest=digest,
     )
@@ -199,8 +199,8 @@ def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
         gate_bias=optional(config.mlp_bias, "ffn_gate.bias", ffn),
         up_bias=optional(config.mlp_bias, "ffn_up.bias", ffn),
         down_bias=optional(config.mlp_bias, "ffn_down.bias", hidden),
-        q_norm=optional(config.qk_norm, "attn_q_norm.weight", dim),
-        k_norm=optional(config.qk_norm, "attn_k_norm.weight", dim),
+        q_norm=optional(config.qk_norm is not None, "attn_q_norm.weight", dim),
+        k_norm=optional(config.qk_norm is not None, "attn_k_norm.weight", dim),
         attention_output_norm=optional(config.output_norms, "post_attention_norm.weight", hidden),
         mlp_output_norm=optional(config.output_norms, "post_ffw_norm.weight", hidden),
     )

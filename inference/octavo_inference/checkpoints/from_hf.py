@@ -127,7 +127,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         qkv_bias=layer + "self_attn.q_proj.bias" in checkpoint.tensors,
         output_bias=layer + "self_attn.o_proj.bias" in checkpoint.tensors,
         mlp_bias=layer + "mlp.gate_proj.bias" in checkpoint.tensors,
-        qk_norm=family in {"qwen3", "gemma3"},
+        qk_norm="head" if family in {"qwen3", "gemma3"} else None,
         output_norms=gemma,
         digest=digest,
     )
@@ -241,8 +241,8 @@ def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
         gate_bias=optional(config.mlp_bias, vector, "mlp.gate_proj.bias", ffn),
         up_bias=optional(config.mlp_bias, vector, "mlp.up_proj.bias", ffn),
         down_bias=optional(config.mlp_bias, vector, "mlp.down_proj.bias", hidden),
-        q_norm=optional(config.qk_norm, norm, "self_attn.q_norm.weight", dim),
-        k_norm=optional(config.qk_norm, norm, "self_attn.k_norm.weight", dim),
+        q_norm=optional(config.qk_norm is not None, norm, "self_attn.q_norm.weight", dim),
+        k_norm=optional(config.qk_norm is not None, norm, "self_attn.k_norm.weight", dim),
         attention_output_norm=optional(config.output_norms, norm, "post_attention_layernorm.weight", hidden),
         mlp_output_norm=optional(config.output_norms, norm, "post_feedforward_layernorm.weight", hidden),
     )

@@ -13,7 +13,7 @@ from octavo_inference.checkpoints.gguf import read_gguf
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import Matrix, Weights
+from octavo_inference.models.weights import Matrix, Weights, layer_matrices
 
 _FLOATS = frozenset({"f32", "bf16", "f16"})
 _GROUPS_NAMED = frozenset({"int4", "int8"})
@@ -46,7 +46,7 @@ def format_name(weights: Weights) -> str:
     """The formats of the linear layers, those of most elements first: `Q4_K, Q6_K`, `gptq int4 g128`, `bf16`."""
     found = Counter[str]()
     for layer in weights.layers:
-        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
+        for matrix in layer_matrices(layer):
             found[_name(matrix)] += math.prod(matrix.shape)
     return ", ".join(name for name, _ in found.most_common())
 

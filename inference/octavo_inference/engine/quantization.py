@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Quantization
-from octavo_inference.models.weights import Weights
+from octavo_inference.models.weights import Weights, layer_matrices
 from octavo_protocol.model import no_effect
 
 
@@ -16,8 +16,4 @@ def require_floats(weights: Weights, quantization: Quantization) -> None:
 
 def has_floats(weights: Weights) -> bool:
     """Return True if a linear layer is not quantized."""
-    return any(
-        matrix.format in {"f32", "bf16", "f16"}
-        for layer in weights.layers
-        for matrix in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down)
-    )
+    return any(matrix.format in {"f32", "bf16", "f16"} for layer in weights.layers for matrix in layer_matrices(layer))

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from octavo_inference.models.layers import Experts, LatentAttention, LayerParts, StateLayer
 from octavo_inference.models.rope import Rope, RopeScaling
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+QkNorm = Literal["head", "whole"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder: RMSNorm, rotary positions, grouped-query attention, gated MLP. Flags are neutral by default.
+    """A model: RMSNorm, rotary positions, grouped-query attention, gated MLP. Flags are neutral by default.
 
     Sizes are counts of elements. `digest` identifies the weights (root of the block hash chain).
 
@@ -20,8 +22,21 @@ class ModelConfig:
     `windows[layer]`: sliding window in tokens, the token itself included (None or no tuple: full attention).
     `rotated[layer]` is false for layers without rotary positions (no tuple: all have them). Layers with a window use
     `local_rope_theta`, unscaled, if given. `rotary_dim`: leading elements of a head that are rotated (default all).
-    `qk_norm`: RMSNorm over each head of q and k before the rotation. `output_norms`: RMSNorm of the outputs of
-    attention and MLP before they are added to the residual stream, times `residual_scale`.
+    `qk_norm`: norm over each head of q and k before the rotation, or over all heads together ("whole"); with
+    `qk_norm_rotated`, after the rotation. `output_norms`: norm of the outputs of attention and MLP before they are
+    added to the residual stream, times `residual_scale`. `input_norms` is false where nothing is normed before them.
+    `layer_norm`: LayerNorm (the mean subtracted) in the place of RMSNorm. `post_residual_norms` (BERT): the norms come
+    after the sum with the residual stream, which they replace; there is none before attention and MLP.
+
+    `parts[layer]`: what a layer consists of, where not attention and a dense MLP of the model's sizes. `experts`,
+    `latent` and `state` describe the model's mixture of experts, latent attention and state layers.
+    `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
+    head has a logit that takes part in its softmax without a value. `alibi`: scores fall with distance, by each head's
+    slope. `learned_positions`: the embedding of positions has so many rows, 0 for none. `bidirectional`: a token
+    attends to all tokens of its sequence, or of half a window on either side; all of them are in one step.
+    `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one norm for both.
+    `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v. `query_temperature`
+    (Llama 4): (floor positions, factor) of layers without rotation: q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
     """
 
     architecture: str
@@ -53,8 +68,29 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    head_bias: bool = False
+    qk_norm: QkNorm | None = None
+    qk_norm_rotated: bool = False
+    input_norms: bool = True
     output_norms: bool = False
+    layer_norm: bool = False
+    post_residual_norms: bool = False
+    embedding_norm: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    gated: bool = True
+    sinks: bool = False
+    alibi: bool = False
+    learned_positions: int = 0
+    token_types: int = 0
+    bidirectional: bool = False
+    qkv_clip: float | None = None
+    query_temperature: tuple[float, float] | None = None
+    chunks: tuple[int | None, ...] = ()
+    parts: tuple[LayerParts, ...] = ()
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
+    state: StateLayer | None = None
     digest: str = ""
 
     @property
@@ -62,9 +98,34 @@ class ModelConfig:
         """Factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
+    def part(self, layer: int) -> LayerParts:
+        """What a layer consists of, with the model's sizes where it has none of its own."""
+        part = self.parts[layer] if self.parts else LayerParts()
+        return LayerParts(
+            part.attention,
+            part.state,
+            part.feed_forward,
+            part.heads or self.heads,
+            part.kv_heads or self.kv_heads,
+            part.intermediate or self.intermediate,
+        )
+
+    @property
+    def attention_layers(self) -> int:
+        """Number of layers with K and V, or latents, in the pool."""
+        return sum(part.attention for part in self.parts) if self.parts else self.layers
+
+    @property
+    def state_layers(self) -> int:
+        """Number of layers with a state per sequence."""
+        return sum(part.state for part in self.parts)
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
-        """Size of one token's K and V over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_element
+        """Size of one token's K and V, or latents, over all layers."""
+        if self.latent is not None:
+            return self.attention_layers * self.latent.cached_dim * bytes_per_element
+        heads = sum((part.kv_heads or self.kv_heads) * part.attention for part in self.parts)
+        return 2 * (heads if self.parts else self.layers * self.kv_heads) * self.head_dim * bytes_per_element
 
     def window(self, layer: int) -> int | None:
         """The layer's sliding window in tokens, None for full attention."""

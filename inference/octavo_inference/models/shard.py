@@ -18,7 +18,7 @@ from typing import TypeVar
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, column_step
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, column_step, required
 
 # Tensor parallel sizes that an error message can suggest.
 _OFFERED = range(1, 9)
@@ -79,7 +79,7 @@ def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
 
 
 def _summed(layers: Iterable[LayerWeights]) -> Iterable[Matrix]:
-    return (matrix for layer in layers for matrix in (layer.o, layer.down))
+    return (required(matrix) for layer in layers for matrix in (layer.o, layer.down))
 
 
 def _block_refusal(matrix: Matrix, size: int) -> str | None:
@@ -107,13 +107,13 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
 
     return replace(
         layer,
-        q=rows(layer.q),
-        k=shared(layer.k),
-        v=shared(layer.v),
-        o=_columns(layer.o, rank, size),
-        gate=rows(layer.gate),
-        up=rows(layer.up),
-        down=_columns(layer.down, rank, size),
+        q=rows(required(layer.q)),
+        k=shared(required(layer.k)),
+        v=shared(required(layer.v)),
+        o=_columns(required(layer.o), rank, size),
+        gate=rows(required(layer.gate)),
+        up=rows(required(layer.up)),
+        down=_columns(required(layer.down), rank, size),
         q_bias=bias(layer.q_bias),
         k_bias=shared_bias(layer.k_bias),
         v_bias=shared_bias(layer.v_bias),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,23 +60,87 @@ Matrix = Tensor | GroupedMatrix
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """A mixture of experts: `router` [experts, hidden], matrices of each expert as those of an MLP in `LayerWeights`.
+
+    `correction` [experts] is added to scores for the choice alone. `shared_*` are the MLP that every token uses, and
+    `shared_router` [1, hidden] its gate. Biases of experts are [experts, rows].
+    """
+
+    router: Tensor
+    gate: tuple[Matrix, ...]
+    up: tuple[Matrix, ...]
+    down: tuple[Matrix, ...]
+    router_bias: Tensor | None = None
+    correction: Tensor | None = None
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+    shared_gate: Matrix | None = None
+    shared_up: Matrix | None = None
+    shared_down: Matrix | None = None
+    shared_router: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Latent attention: queries from x by `q`, or by `q_down`, norm, `q_up`; the latent and shared key by `kv_down`.
+
+    q and q_up are [heads * (nope + rope), in], a head's rotated rows last and in half-split order, q_down [query rank,
+    hidden], kv_down [kv rank + rope, hidden], `k_up` [heads * nope, kv rank], `v_up` [heads * value, kv rank]. The
+    output projection is `LayerWeights.o`, [hidden, heads * value].
+    """
+
+    kv_down: Matrix
+    kv_norm: Tensor
+    k_up: Matrix
+    v_up: Matrix
+    q: Matrix | None = None
+    q_down: Matrix | None = None
+    q_norm: Tensor | None = None
+    q_up: Matrix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateWeights:
+    """A state layer: `inputs` [rows, hidden], convolution [channels, kernel], `output` [hidden, inner].
+
+    Rows of `inputs`: Mamba-2: z, x, B, C, dt; gated delta: queries, keys, values, z, b, a (by head: first all of one
+    kind); short convolution: B, C, x. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D,
+    `norm` that of the outputs before `output`.
+    """
+
+    inputs: Matrix
+    conv: Tensor
+    output: Matrix
+    inputs_bias: Tensor | None = None
+    conv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    decay: Tensor | None = None
+    step_bias: Tensor | None = None
+    skip: Tensor | None = None
+    norm: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One decoder layer; rows of q and k are in half-split rotary order (as in safetensors checkpoints).
 
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
-    [head_dim]: `input_norm` comes before attention, `post_norm` before the MLP, the output norms after them.
+    [head_dim] or as wide as q and k: `input_norm` comes before attention, `post_norm` before the MLP, the output norms
+    after them. `sinks` [heads]. None: the layer has no such tensor (`ModelConfig.part`).
     """
 
-    input_norm: Tensor
-    q: Matrix
-    k: Matrix
-    v: Matrix
-    o: Matrix
-    post_norm: Tensor
-    gate: Matrix
-    up: Matrix
-    down: Matrix
+    input_norm: Tensor | None = None
+    q: Matrix | None = None
+    k: Matrix | None = None
+    v: Matrix | None = None
+    o: Matrix | None = None
+    post_norm: Tensor | None = None
+    gate: Matrix | None = None
+    up: Matrix | None = None
+    down: Matrix | None = None
     q_bias: Tensor | None = None
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
@@ -88,23 +152,80 @@ class LayerWeights:
     k_norm: Tensor | None = None
     attention_output_norm: Tensor | None = None
     mlp_output_norm: Tensor | None = None
+    input_norm_bias: Tensor | None = None
+    post_norm_bias: Tensor | None = None
+    q_norm_bias: Tensor | None = None
+    k_norm_bias: Tensor | None = None
+    attention_output_norm_bias: Tensor | None = None
+    mlp_output_norm_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    latent: LatentWeights | None = None
+    state: StateWeights | None = None
+    experts: ExpertWeights | None = None
+
+
+Part = LayerWeights | ExpertWeights | LatentWeights | StateWeights
+
+
+def part_tensors(part: Part) -> Iterator[tuple[str, Matrix]]:
+    """The tensors of a part with the names of their fields; those of the parts within it as `experts.router`."""
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Part):
+            yield from ((f"{field.name}.{name}", tensor) for name, tensor in part_tensors(value))
+        elif isinstance(value, tuple):
+            yield from ((f"{field.name}.{number}", tensor) for number, tensor in enumerate(value))
+        elif value is not None:
+            yield field.name, value
+
+
+_NO_PRODUCTS = frozenset({"router", "shared_router", "conv"})
+
+
+def layer_matrices(layer: LayerWeights) -> Iterator[Matrix]:
+    """The matrices of a layer's products, which may be quantized."""
+    for name, tensor in part_tensors(layer):
+        last = name.rpartition(".")[2]
+        if len(tensor.shape) == 2 and last not in _NO_PRODUCTS and not last.endswith("_bias"):
+            yield tensor
+
+
+@overload
+def required(tensor: Tensor | None) -> Tensor: ...
+@overload
+def required(tensor: Matrix | None) -> Matrix: ...
+def required(tensor: Matrix | None) -> Matrix:
+    """A tensor that this kind of layer has. Raises `TypeError` for a layer without it, which is a bug."""
+    if tensor is None:
+        raise TypeError("a layer without a tensor that its kind has")
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a decoder. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from."""
+    """All weights of a model. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from.
+
+    `positions` [rows, hidden] is added to the embedding, then `token_type` [hidden], and `embedding_norm` normalizes
+    the sum. `final_norm` is None where the last layer's norm is the last.
+    """
 
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
-    final_norm: Tensor
+    final_norm: Tensor | None
     lm_head: Matrix
+    final_norm_bias: Tensor | None = None
+    head_bias: Tensor | None = None
+    positions: Tensor | None = None
+    token_type: Tensor | None = None
+    embedding_norm: Tensor | None = None
+    embedding_norm_bias: Tensor | None = None
 
     def tensors(self) -> Iterator[Matrix]:
         """All tensors, those of the layers first."""
         for layer in self.layers:
-            found = (getattr(layer, field.name) for field in fields(layer))
-            yield from (tensor for tensor in found if tensor is not None)
-        yield from (self.embedding, self.final_norm, self.lm_head)
+            yield from (tensor for _, tensor in part_tensors(layer))
+        others = (getattr(self, field.name) for field in fields(self) if field.name != "layers")
+        yield from (tensor for tensor in others if tensor is not None)
 
 
 def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]) -> LayerWeights:

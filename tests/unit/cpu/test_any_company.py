@@ -63,7 +63,7 @@ EVERYTHING: dict[str, object] = {
     "heads": 6,
     "kv_heads": 2,
     "head_dim": 48,
-    "qk_norm": True,
+    "qk_norm": "head",
     "windows": (9, None),
     "output_norms": True,
     "activation": "gelu_tanh",

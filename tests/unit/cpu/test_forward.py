@@ -70,8 +70,8 @@ def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
             gate_bias=optional(config.mlp_bias, config.intermediate),
             up_bias=optional(config.mlp_bias, config.intermediate),
             down_bias=optional(config.mlp_bias, config.hidden),
-            q_norm=optional(config.qk_norm, config.head_dim),
-            k_norm=optional(config.qk_norm, config.head_dim),
+            q_norm=optional(config.qk_norm is not None, config.head_dim),
+            k_norm=optional(config.qk_norm is not None, config.head_dim),
             attention_output_norm=optional(config.output_norms, config.hidden),
             mlp_output_norm=optional(config.output_norms, config.hidden),
         )
@@ -218,7 +218,7 @@ def ragged(config: ModelConfig) -> tuple[Weights, list[Story], Float32]:
         {"windows": (1, 32), "heads": 6, "kv_heads": 1},
         {"attention_softcap": 5.0, "logit_softcap": 3.0},
         {"activation": "gelu_tanh", "output_norms": True, "embedding_scale": 8.0, "head_dim": 256},
-        {"qk_norm": True, "query_scale": 0.2, "windows": (7, None), "local_rope_theta": 100.0},
+        {"qk_norm": "head", "query_scale": 0.2, "windows": (7, None), "local_rope_theta": 100.0},
         {"rotary_dim": 12, "head_dim": 32, "rotated": (True, False)},
         {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "intermediate": 80},
         {"residual_scale": 0.3, "logit_scale": 0.25, "embedding_scale": 12.0, "mlp_bias": True, "output_norms": True},
@@ -329,7 +329,7 @@ def test_quantised_weights_stay_near(
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
-@pytest.mark.parametrize("changes", [{}, {"windows": (9, 33), "qk_norm": True, "output_norms": True}], ids=str)
+@pytest.mark.parametrize("changes", [{}, {"windows": (9, 33), "qk_norm": "head", "output_norms": True}], ids=str)
 def test_a_token_does_not_depend_on_its_batch(
     kernels: Kernels, rng: np.random.Generator, changes: dict[str, object], dtype: str
 ) -> None:

@@ -80,7 +80,7 @@ def with_everything(tiny: Tiny) -> Tiny:
         attention_softcap=4.0,
         logit_softcap=6.0,
         activation="gelu_tanh",
-        qk_norm=True,
+        qk_norm="head",
         output_norms=True,
     )
     return config, replace(weights, layers=layers)

@@ -37,7 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {},
     "no groups": {"kv_heads": 4},
     "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-    "norms of q and k": {"qk_norm": True},
+    "norms of q and k": {"qk_norm": "head"},
     "gemma": {
         "output_norms": True,
         "windows": (7, None),

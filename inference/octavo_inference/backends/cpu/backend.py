@@ -29,6 +29,7 @@ from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, Score
 from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.features import require_features
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
@@ -37,6 +38,8 @@ _TILE = 16  # keys that lie together in the KV pool; see layers.h
 _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
+# What the kernels compute besides the plain decoder (models/features.py).
+_FEATURES: frozenset[str] = frozenset()
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -341,6 +344,7 @@ def _check(config: ModelConfig, block_size: int) -> None:
         value = getattr(config, name)
         if value % _STEP:
             raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    require_features(config, _FEATURES, "the CPU backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
 

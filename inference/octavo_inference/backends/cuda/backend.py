@@ -42,12 +42,15 @@ from octavo_inference.config.engine import KvDtype
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.features import require_features
 from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
+# What the kernels compute besides the plain decoder (models/features.py).
+_FEATURES: frozenset[str] = frozenset()
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
 """A step without sequences. Padded to a graph's size it computes as much as a full step, and stores nothing."""
@@ -385,6 +388,7 @@ def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
 
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse models and settings that the kernels or the GPU do not support. Raises `ModelError` or `SettingsError`."""
+    require_features(config, _FEATURES, "the CUDA backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
     if config.head_dim > _LARGEST_HEAD:

@@ -28,7 +28,7 @@ from octavo_inference.backends.cuda.staging import Staging
 from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan, plan_weights
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Format, Tensor, Weights, dequantize
+from octavo_inference.models.weights import Format, Tensor, Weights, dequantize, required
 
 NO_FP8 = Fp8Products()
 Progress = Callable[[int, int], None]
@@ -141,12 +141,12 @@ def upload(
                 o=linears["o"],
                 gate_up=linears["gate_up"],
                 down=linears["down"],
-                input_norm=sender.norm(layer.input_norm),
-                post_norm=sender.norm(layer.post_norm),
+                input_norm=sender.norm(required(layer.input_norm)),
+                post_norm=sender.norm(required(layer.post_norm)),
                 **{name: sender.given_norm(getattr(layer, name)) for name in _OPTIONAL_NORMS},
             )
         )
-    final_norm = sender.norm(weights.final_norm)
+    final_norm = sender.norm(required(weights.final_norm))
     head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
         torch.cuda.synchronize(device)

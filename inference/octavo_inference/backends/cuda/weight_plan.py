@@ -113,7 +113,7 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         alone(weights.embedding),
         tuple(map(matrices, layers)),
         _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
-        (*(norm for norm in norms if norm is not None), weights.final_norm),
+        tuple(norm for norm in (*norms, weights.final_norm) if norm is not None),
     )
 
 

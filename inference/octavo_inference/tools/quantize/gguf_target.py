@@ -14,7 +14,7 @@ import numpy as np
 from octavo_inference.checkpoints.gguf import GgufTensor, read_gguf
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.model_loader import LoadedModel
-from octavo_inference.models.weights import dequantize
+from octavo_inference.models.weights import dequantize, required
 from octavo_inference.tools.quantize import decoder
 from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.layer import Method
@@ -93,7 +93,7 @@ def quantize_gguf(
     unfinished = target.with_name(target.name + ".part")
     _write(model.text.path, unfinished, kind)
     unfinished.replace(target)
-    output = OutputHead(dequantize(weights.final_norm), weights.lm_head)
+    output = OutputHead(dequantize(required(weights.final_norm)), weights.lm_head)
     quality = compare(config, states["before"], states["after"], (output, output), windows.held_out)
     # A block has a float16 scale, and with zero points a float16 minimum.
     per_block, size = gguf.GGML_QUANT_SIZES[kind]

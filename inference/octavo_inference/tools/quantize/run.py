@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor, dequantize
+from octavo_inference.models.weights import Tensor, dequantize, required
 from octavo_inference.tools.quantize import decoder, state
 from octavo_inference.tools.quantize.declared import quantization_config
 from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
@@ -83,7 +83,7 @@ def _start(model: LoadedModel, target: Path, windows: Windows, run: State, *, ca
     embedding = half_tensor(weights.embedding)
     tensors = {
         f"{PREFIX}embed_tokens.weight": store_tensor(embedding),
-        f"{PREFIX}norm.weight": norm(config, dequantize(weights.final_norm)),
+        f"{PREFIX}norm.weight": norm(config, dequantize(required(weights.final_norm))),
     }
     if not config.tied_embeddings:
         tensors["lm_head.weight"] = store_tensor(half_tensor(weights.lm_head))
@@ -146,7 +146,7 @@ def _sensitive(
 
 def _measure(model: LoadedModel, windows: Windows, run: State) -> Quality:
     weights = model.weights
-    final_norm = dequantize(weights.final_norm)
+    final_norm = dequantize(required(weights.final_norm))
     before = OutputHead(final_norm, weights.lm_head)
     after = OutputHead(final_norm, half_tensor(weights.lm_head))
     return compare(model.config, run.hidden["before"], run.hidden["after"], (before, after), windows.held_out)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Weights, dequantize
+from octavo_inference.models.weights import Weights, dequantize, required
 from octavo_inference.tools.quantize import decoder
 from octavo_inference.tools.quantize.decoder import Floats, layer_values, release_layer
 from octavo_inference.tools.quantize.grid import Grid, round_to_nearest
@@ -46,7 +46,7 @@ def divergences(
         exact = decoder.forward(config, number, layer, exact)
         release_layer(source)
         if number == config.layers - 1:
-            output = OutputHead(dequantize(weights.final_norm), weights.lm_head)
+            output = OutputHead(dequantize(required(weights.final_norm)), weights.lm_head)
             for place, states in changed.items():
                 found[place] = compare(config, exact[None], states[None], (output, output), tokens[None]).mean_kl
         yield number

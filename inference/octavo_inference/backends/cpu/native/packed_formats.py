@@ -13,7 +13,7 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.groups import GroupedMatrix, Grouping
-from octavo_inference.models.weights import Format, Matrix, Tensor, Weights
+from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, required
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -195,10 +195,10 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement."""
     for layer in weights.layers:
-        yield (layer.q, layer.k, layer.v), abi.CONCATENATED
-        yield (layer.o,), abi.CONCATENATED
-        yield (layer.gate, layer.up), abi.INTERLEAVED
-        yield (layer.down,), abi.CONCATENATED
+        yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
+        yield (required(layer.o),), abi.CONCATENATED
+        yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
+        yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 
 

@@ -30,7 +30,7 @@ def _llama(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim: 
 
 
 def _qwen3(hidden: int, heads: int, kv_heads: int, intermediate: int) -> ModelConfig:
-    return replace(_llama(hidden, heads, kv_heads, intermediate), architecture="qwen3", vocab=151_936, qk_norm=True)
+    return replace(_llama(hidden, heads, kv_heads, intermediate), architecture="qwen3", vocab=151_936, qk_norm="head")
 
 
 def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim: int, window: int) -> ModelConfig:
@@ -44,7 +44,7 @@ def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim:
         activation="gelu_tanh",
         embedding_scale=hidden**0.5,
         output_norms=True,
-        qk_norm=True,
+        qk_norm="head",
     )
 
 

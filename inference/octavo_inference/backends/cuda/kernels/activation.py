@@ -5,8 +5,6 @@ Source: Shazeer 2020, "GLU variants improve transformer".
 
 from __future__ import annotations
 
-from typing import Literal
-
 import triton
 import triton.language as tl
 from torch import Tensor as Torch
@@ -33,7 +31,7 @@ def _gated(gate_up, out, gate_up_stride, out_stride, width, GELU: tl.constexpr, 
     tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
-def gated(gate_up: Torch, out: Torch, activation: Literal["silu", "gelu_tanh"]) -> None:
+def gated(gate_up: Torch, out: Torch, activation: str) -> None:
     """Apply the activation to the gate and multiply by the other half: out = activation(gate) * up.
 
     gate_up [T, 2 I] (gate, then up), out [T, I], of any float type; rows may have any stride, elements are contiguous.

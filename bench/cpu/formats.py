@@ -196,10 +196,10 @@ def one_sequence(tokens: list[int]) -> Batch:
     return Batch(
         tokens=np.array(tokens, np.int32),
         positions=numbers,
-        slots=numbers,
+        slots=numbers[None],
         query_start=np.array([0, count], np.int32),
         seq_len=np.array([count], np.int32),
-        block_table=np.arange(8, dtype=np.int32)[None],
+        block_table=np.arange(8, dtype=np.int32)[None, None],
         sample=sample,
     )
 

@@ -33,6 +33,7 @@ from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import PoolLayout, one_group
 from octavo_simulator.steptime import PodProfile
 
 BLOCK_SIZE, VOCAB = 16, 151_936
@@ -52,6 +53,7 @@ class NullDevice:
     """Of a step with this many decodes, prompt tokens, and pairs of a prompt token and one before it."""
     name: str = "null"
     block_size: int = BLOCK_SIZE
+    layout: PoolLayout = field(default_factory=lambda: one_group(1))
     steps_ahead: int = 1
     decode_runs: bool = False
     max_prompt_scores: int | None = None

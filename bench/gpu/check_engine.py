@@ -214,7 +214,7 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
     read, count = [*prompt, *tokens[:-1]], len(tokens)
     length = len(read)
     table = RowTable.zeros(count, length + 1, BLOCK_SIZE, mixed or 0)
-    table.tokens[0, :length], table.blocks[0] = read, np.arange(table.blocks.shape[1])
+    table.tokens[0, :length], table.blocks[0, 0] = read, np.arange(table.blocks.shape[2])
     table.sampling[:] = sampling_columns()
     rows, query = np.arange(count, dtype=np.int32), np.arange(len(prompt) - 1, length, dtype=np.int32)
     samples = RowSamples(query, rows, query + 1, np.full(count, -1, np.int32), [None] * count)
@@ -226,7 +226,7 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
         changes += [RowChange("tokens", row, 0, table.tokens[row]), RowChange("sampling", row, 0, table.sampling[row])]
         if samples.penalties[row] is not None:
             changes += [RowChange("rules", row, 0, table.rules[row]), RowChange("mask", row, 0, table.mask[row])]
-    changes.append(RowChange("blocks", 0, 0, table.blocks[0]))
+    changes.append(RowChange("blocks", 0, 0, table.blocks[0, 0]))
     start, end = np.array([0, length], np.int32), np.array([length], np.int32)
     return RowStep(changes, rows[:1], start, end, samples, table)
 

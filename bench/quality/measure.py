@@ -107,10 +107,10 @@ def _prompt(tokens: NDArray[np.int64]) -> Batch:
     return Batch(
         tokens=tokens.astype(np.int32),
         positions=numbers,
-        slots=numbers,
+        slots=numbers[None],
         query_start=np.array([0, count], np.int32),
         seq_len=np.array([count], np.int32),
-        block_table=np.arange(-(-count // DEFAULT_BLOCK_SIZE), dtype=np.int32)[None],
+        block_table=np.arange(-(-count // DEFAULT_BLOCK_SIZE), dtype=np.int32)[None, None],
         sample=SampleRows.greedy(numbers, numbers + 1),
     )
 
@@ -123,9 +123,9 @@ def _decode(rows: int) -> Batch:
     return Batch(
         tokens=numbers + 1,
         positions=positions,
-        slots=numbers * (each * DEFAULT_BLOCK_SIZE) + positions,
+        slots=(numbers * (each * DEFAULT_BLOCK_SIZE) + positions)[None],
         query_start=np.arange(rows + 1, dtype=np.int32),
         seq_len=positions + 1,
-        block_table=np.arange(rows * each, dtype=np.int32).reshape(rows, each),
+        block_table=np.arange(rows * each, dtype=np.int32).reshape(1, rows, each),
         sample=SampleRows.greedy(numbers, positions + 1),
     )

@@ -270,8 +270,8 @@ def prompt(tokens: np.ndarray, blocks: list[int]) -> RowStep:
     """All of one sequence, logits of each token."""
     count = len(tokens)
     table = RowTable.zeros(1, LONGEST, BLOCK, CONFIG.vocab)
-    table.tokens[0, :count], table.blocks[0, : len(blocks)] = tokens, blocks
-    changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0])]
+    table.tokens[0, :count], table.blocks[0, 0, : len(blocks)] = tokens, blocks
+    changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0, 0])]
     at, own = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     samples = RowSamples(query=at, row=own, position=at + 1, logprobs=own - 1, penalties=[None] * count)
     return RowStep(changes, own[:1], np.array([0, count], np.int32), np.array([count], np.int32), samples, table)

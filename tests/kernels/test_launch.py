@@ -109,8 +109,8 @@ def by_the_reference(backend: ReferenceBackend, asked: list[Asked], count: int) 
                 banned = np.array(a.banned, np.int32)
                 sample.adjust[0] = LogitAdjust(*parts, presence, frequency, repetition, banned)
             start = np.array([0, len(tokens)], np.int32)
-            slots = (table[0, at // BLOCK] * BLOCK + at % BLOCK).astype(np.int32)
-            a.take(backend.step(Batch(tokens, at, slots, start, start[1:], table, sample)), 0)
+            slots = (table[:, at // BLOCK] * BLOCK + at % BLOCK).astype(np.int32)
+            a.take(backend.step(Batch(tokens, at, slots, start, start[1:], table[None], sample)), 0)
 
 
 def cuda(rows: int = 6) -> CudaBackend:

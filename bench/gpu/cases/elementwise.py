@@ -21,6 +21,7 @@ EPS = 1e-5
 Activation = Literal["silu", "gelu_tanh"]
 GATED: tuple[tuple[Activation, int], ...] = (("silu", 1536), ("silu", 14336), ("gelu_tanh", 9216))
 Prepare = Callable[[Place], Trial]
+_TABLES = 2
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
@@ -61,27 +62,33 @@ def activation(place: Place, kind: Activation, tokens: int, inner: int) -> Trial
 
 
 def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size: int, padding: int) -> Trial:
-    """Tokens, positions and slots of a step, computed by a plain loop; sequences are in random rows."""
+    """Tokens, positions and slots of a step, computed by a plain loop; sequences are in random rows of two tables."""
     random = np.random.default_rng(len(queries))
     starts = np.concatenate([[0], np.cumsum(queries)]).astype(np.int32)
     width = max(lengths) // size + 2
-    table = random.integers(0, 2**31 - 1, (len(queries) + 2, width), dtype=np.int32)
+    table = random.integers(0, 2**31 - 1, (len(queries) + 2, _TABLES, width), dtype=np.int32)
     history = random.integers(-1, 9, (len(queries) + 2, max(lengths) + 3), dtype=np.int32)
     rows = random.permutation(len(queries) + 2)[: len(queries)].astype(np.int32)
     positions = [0] * (int(starts[-1]) + padding)
-    tokens, slots = [0] * len(positions), [-1] * len(positions)
+    tokens, slots = [0] * len(positions), [[-1] * len(positions) for _ in range(_TABLES)]
     for i, (count, length) in enumerate(zip(queries, lengths, strict=True)):
         for n in range(count):
             position = length - count + n
             positions[starts[i] + n] = position
             tokens[starts[i] + n] = max(0, int(history[rows[i], position]))  # -1 where logits were NaN
-            slots[starts[i] + n] = int(table[rows[i], position // size]) * size + position % size
+            for group in range(_TABLES):
+                block = int(table[rows[i], group, position // size])
+                slots[group][starts[i] + n] = block * size + position % size
     row, query_start, seq_len, known, blocks = (
         torch.from_numpy(x).to(place.device) for x in (rows, starts, np.array(lengths, np.int32), history, table)
     )
     found = [
-        torch.full((len(slots),), 77, dtype=dtype, device=place.device)
-        for dtype in (torch.int32, torch.int32, torch.int64)
+        torch.full(shape, 77, dtype=dtype, device=place.device)
+        for shape, dtype in (
+            ((len(tokens),), torch.int32),
+            ((len(tokens),), torch.int32),
+            ((_TABLES, len(tokens)), torch.int64),
+        )
     ]
     wanted = [torch.tensor(values) for values in (tokens, positions, slots)]
     moved = size_of(query_start, seq_len, blocks, *found)

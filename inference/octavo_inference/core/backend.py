@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
+from octavo_inference.models.layer_groups import PoolLayout
 
 HostBlocks = NDArray[np.generic]
 
@@ -69,6 +70,8 @@ class Backend(Protocol):
     """Display name: "reference", "cpu (avx2)", ..."""
     block_size: int
     num_blocks: int
+    layout: PoolLayout
+    """The groups of layers that have block tables of their own. A block holds tokens of the layers of one group."""
     vocab_size: int
     hidden_size: int
     """Elements of a hidden state; 0 if the backend cannot pool them."""
@@ -104,7 +107,7 @@ class Backend(Protocol):
         ...
 
     def to_host(self, blocks: Sequence[int]) -> HostBlocks:
-        """Copy the KV of whole blocks, all layers, to host memory: an array [block, ...]."""
+        """Copy the KV of whole blocks, all their layers, to host memory: an array [block, ...]."""
         ...
 
     def from_host(self, saved: HostBlocks, blocks: Sequence[int]) -> None:
@@ -112,9 +115,9 @@ class Backend(Protocol):
         ...
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy KV of whole blocks (source, destination), all layers."""
+        """Copy KV of whole blocks (source, destination), all their layers."""
         ...
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Write zeros to whole blocks, all layers."""
+        """Write zeros to whole blocks, all their layers."""
         ...

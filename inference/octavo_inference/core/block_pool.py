@@ -8,15 +8,16 @@ Every block is in exactly one state:
 
 The children of a block are the blocks that continue its hash chain. Allocation takes a block from `free` first. Then it
 evicts from the `leaves` of all policies, and last from the `interior` lists, each time the block that expires first.
-Leaves are evicted before their ancestors, since a prefix match cannot reach a block whose ancestors are gone. With one
-policy, the order of expiry is LRU. With several, blocks with a short retention are evicted before those with a long
-one. All operations are O(1) per block: the lists are intrusive.
+Leaves are evicted before their ancestors, since a prefix match cannot reach a block whose ancestors are gone. Blocks of
+sliding windows are found without their ancestors, so they are no children (`core.block_tables`). With one policy, the
+order of expiry is LRU. With several, blocks with a short retention are evicted before those with a long one. All
+operations are O(1) per block: the lists are intrusive.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -67,6 +68,13 @@ class BlockList:
         block.next.prev = block.prev
         block.prev = block.next = block
         self.size -= 1
+
+    def __iter__(self) -> Iterator[int]:
+        """The ids of the blocks, in order."""
+        block = self.head.next
+        while block is not self.head:
+            yield block.id
+            block = block.next
 
     def _link(self, before: Block, block: Block) -> None:
         block.prev, block.next = before, before.next
@@ -219,8 +227,11 @@ class BlockPool:
         """Unregister all content. Held blocks keep their references."""
         self.forget([block.hash for block in self.blocks if block.hash is not None])
 
-    def register(self, block_id: int, key: bytes, parent: bytes) -> None:
-        """Register a held, completely computed block by its hash. The first block with a hash stays registered."""
+    def register(self, block_id: int, key: bytes, parent: bytes | None) -> None:
+        """Register a held, completely computed block by its hash. The first block with a hash stays registered.
+
+        Without a parent it is no one's child: it can be found when the blocks before it are gone.
+        """
         block = self.blocks[block_id]
         if block.hash is not None or key in self.by_hash:
             return
@@ -228,6 +239,8 @@ class BlockPool:
         self.by_hash[key] = block
         if self._changed is not None:
             self._changed.add(key)
+        if parent is None:
+            return
         self.children[parent] = self.children.get(parent, 0) + 1
         before = self.by_hash.get(parent)
         if before is not None and before.ref == 0 and self.children[parent] == 1:
@@ -271,13 +284,15 @@ class BlockPool:
 
     def _forget(self, block: Block) -> None:
         key, parent = block.hash, block.parent
-        if key is None or parent is None:
+        if key is None:
             raise PoolError(f"block {block.id} is listed as cached without a hash")
         del self.by_hash[key]
         if self._changed is not None:
             self._changed.add(key)
         block.hash = block.parent = None
         block.policy, block.expires = 0, 0.0
+        if parent is None:
+            return
         left = self.children[parent] - 1
         if left:
             self.children[parent] = left
@@ -312,11 +327,12 @@ class BlockPool:
         for block in self.blocks:
             if block.ref != refs[block.id]:
                 raise PoolError(f"block {block.id} has ref {block.ref}, {refs[block.id]} sequences hold it")
-            if block.hash is not None and block.parent is not None:
+            if block.hash is not None and self.by_hash.get(block.hash) is not block:
+                raise PoolError(f"block {block.id} has a hash that finds another block")
+            if block.parent is not None:
                 children[block.parent] = children.get(block.parent, 0) + 1
-                if self.by_hash.get(block.hash) is not block:
-                    raise PoolError(f"block {block.id} has a hash that finds another block")
-        if children != self.children or len(self.by_hash) != sum(children.values()):
+        registered = sum(block.hash is not None for block in self.blocks)
+        if children != self.children or len(self.by_hash) != registered:
             raise PoolError("counts of children do not match the registered blocks")
         listed = {"free": _walk("free", self.free)}
         for i, cached in enumerate(self._policies):

@@ -33,6 +33,7 @@ from octavo_inference.common.errors import DeviceLostError, RequestError
 from octavo_inference.config.cache_policy import POLICIES
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
+from octavo_inference.core.block_tables import published
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.decode_run import MOST_SECONDS, plan_run
 from octavo_inference.core.engine_limits import EngineLimits
@@ -101,7 +102,12 @@ class Engine:
         self._failures = 0
         self._prefill_budget = None if limits.prefill_slowdown is None else PrefillBudget(limits.prefill_slowdown)
         self._rows = InputBatch(
-            limits.max_running, limits.max_model_len, backend.block_size, config.vocab, backend.hidden_size
+            limits.max_running,
+            limits.max_model_len,
+            backend.block_size,
+            config.vocab,
+            backend.hidden_size,
+            len(backend.layout.groups),
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
@@ -114,6 +120,7 @@ class Engine:
         self.scheduler = Scheduler(
             self._pool,
             self._rows,
+            layout=backend.layout,
             block_size=backend.block_size,
             max_running=limits.max_running,
             budget=limits.max_batched_tokens,
@@ -123,6 +130,7 @@ class Engine:
             prefill_budget=self._prefill_budget,
             host_blocks=limits.host_blocks,
             max_scores=backend.max_prompt_scores,
+            steps_ahead=self._depth,
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
@@ -235,14 +243,20 @@ class Engine:
         return outputs
 
     def stats(self) -> EngineStats:
-        """Current engine state, in constant time: cheap enough to call every step."""
+        """Current engine state, in constant time: cheap enough to call every step.
+
+        A block of the stats holds tokens of all layers: one block of the pool for each of a sequence's tables.
+        """
         scheduler, counters = self.scheduler, self.counters
+        tables = scheduler.tables.count
+        total = self.backend.num_blocks // tables
+        pinned = min(-(-self._pool.pinned // tables), total)
         oldest = scheduler.queue.oldest()
         return EngineStats(
             block_size=self.backend.block_size,
-            blocks_total=self.backend.num_blocks,
-            blocks_pinned=self._pool.pinned,
-            blocks_cached=self._pool.cached,
+            blocks_total=total,
+            blocks_pinned=pinned,
+            blocks_cached=min(self._pool.cached // tables, total - pinned),
             running=len(scheduler.running),
             waiting=len(scheduler.queue) + scheduler.pending_forks + self._uncompiled(),
             waiting_tokens=scheduler.queue.tokens,
@@ -266,8 +280,11 @@ class Engine:
         )
 
     def cache_changes(self) -> tuple[bytes, bytes]:
-        """Keys of blocks registered in and removed from the prefix cache since the last call."""
-        known, forgotten = self._pool.changes()
+        """Keys of blocks registered in and removed from the prefix cache since the last call.
+
+        Those of the first group of layers: the one with full attention, if the model has any.
+        """
+        known, forgotten = (filter(published, keys) for keys in self._pool.changes())
         return b"".join([key[:KEY_BYTES] for key in known]), b"".join([key[:KEY_BYTES] for key in forgotten])
 
     def check(self) -> None:
@@ -520,9 +537,11 @@ class Engine:
         held = set()
         for sibling in self._live.sequences(request_id):
             self.scheduler.evict_suspect(sibling)
-            held.update(sibling.blocks)
+            held.update(self.scheduler.tables.held(sibling))
         message = "the model's output for this request is not a number (NaN or infinity); its weights may be damaged"
         outputs = self._live.end(request_id, "error", message)
+        if self.scheduler.tables.frees:
+            held.update(self._pool.free)  # those that its windows have passed are among them
         # Attention reads the unwritten slots of a reused block with weight 0, and 0 * NaN is NaN.
         self.backend.clear_blocks([block for block in held if self._pool.idle([block])])
         return outputs

@@ -102,9 +102,10 @@ class ScoreRows(NamedTuple):
 class Batch:
     """One step's work: T query tokens of B sequences.
 
-    `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
-    `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
-    `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
+    `tokens[T]`, `positions[T]`; `slots[groups, T]` = block * block_size + offset where the token's K and V go, for each
+    group of layers (`models.layer_groups`). `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]`
+    counts tokens after the step. `block_table[groups, B, columns]` lists each sequence's blocks. Entries after its last
+    block, and those behind the group's window, are arbitrary valid blocks: they must not be read.
     Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
     `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
@@ -133,10 +134,10 @@ def gather(step: RowStep) -> Batch:
     return Batch(
         tokens=table.tokens[rows, positions],
         positions=positions,
-        slots=table.blocks[rows, positions // size] * size + positions % size,
+        slots=np.ascontiguousarray((table.blocks[rows, :, positions // size] * size).T) + positions % size,
         query_start=starts,
         seq_len=step.seq_len,
-        block_table=table.blocks[step.row, :width],
+        block_table=np.ascontiguousarray(table.blocks[step.row, :, :width].swapaxes(0, 1)),
         sample=_sample_rows(step.sample, table),
         pooling=step.pooling,
         sums=table.sums,

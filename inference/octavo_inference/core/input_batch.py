@@ -31,11 +31,11 @@ _NO_IDS = np.empty(0, np.int32)
 class InputBatch:
     """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens.
 
-    `hidden` is the size of a pooled hidden state.
+    `hidden` is the size of a pooled hidden state, `groups` the number of block tables of a sequence.
     """
 
-    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> None:
-        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden)
+    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1) -> None:
+        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden, groups)
         self._logprobs = np.zeros(rows, np.int32)
         self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
@@ -51,9 +51,8 @@ class InputBatch:
     def enter(self, sequence: Sequence) -> None:
         """Assign a row to a sequence and write its tokens, blocks and sampling parameters to it."""
         row, table, sampling = self._free.pop(), self.table, sequence.request.sampling
-        tokens, blocks = table.tokens[row, : sequence.total], table.blocks[row, : len(sequence.blocks)]
+        tokens = table.tokens[row, : sequence.total]
         tokens[:] = sequence.tokens[: sequence.total]
-        blocks[:] = sequence.blocks
         table.sampling[row] = sampling_columns(
             seed=sequence.seed,
             temperature=sampling.temperature,
@@ -65,9 +64,10 @@ class InputBatch:
         sequence.row, sequence.tokens = row, table.tokens[row]
         self._changes += [
             RowChange("tokens", row, 0, tokens),
-            RowChange("blocks", row, 0, blocks),
             RowChange("sampling", row, 0, table.sampling[row]),
         ]
+        for group, blocks in enumerate(sequence.blocks):
+            self.set_blocks(sequence, group, sequence.freed[group], blocks[sequence.freed[group] :])
         if sequence.rules is not NO_RULES:
             self._enter_rules(sequence)
         self._guided += sequence.guide is not None
@@ -109,11 +109,12 @@ class InputBatch:
             return []
         return [GuidedRow(s, s.guide, s.row, self.table.mask[s.row]) for s in plan.samples if s.guide is not None]
 
-    def set_block(self, sequence: Sequence, index: int, block: int) -> None:
-        """Write one entry of a sequence's block table."""
-        entry = self.table.blocks[sequence.row, index : index + 1]
-        entry[0] = block
-        self._changes.append(RowChange("blocks", sequence.row, index, entry))
+    def set_blocks(self, sequence: Sequence, group: int, first: int, blocks: list[int]) -> None:
+        """Write entries of one of a sequence's block tables, from `first` on."""
+        table = self.table.blocks[sequence.row, group]
+        entries = table[first : first + len(blocks)]
+        entries[:] = blocks
+        self._changes.append(RowChange("blocks", sequence.row, group * len(table) + first, entries))
 
     def diff(self, plan: SchedulerOutput, run: DecodeRun | None = None) -> RowStep:
         """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""

@@ -36,9 +36,11 @@ TableField = Literal["tokens", "blocks", "sampling", "rules", "mask"]
 class RowTable:
     """Rows of running sequences, in int32.
 
-    `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, max_blocks]`: the block table; entries after a
-    sequence's last block are arbitrary valid blocks. `sampling[rows, 6]`: the columns of `SAMPLING`. `rules[rows,
-    RULES_WIDTH]` and `mask[rows, vocab / 32]`: see `core.logit_rules`; arbitrary where a `Penalty` does not name them.
+    `tokens[rows, max_len]`: prompt and output by position. `blocks[rows, groups, columns]`: the block tables, one per
+    group of layers (`models.layer_groups`). Entries before the first token that a group's window still needs, and after
+    a sequence's last block, are arbitrary valid blocks: they must not be read.
+    `sampling[rows, 6]`: the columns of `SAMPLING`. `rules[rows, RULES_WIDTH]` and `mask[rows, vocab / 32]`: see
+    `core.logit_rules`; arbitrary where a `Penalty` does not name them.
     `sums[rows, hidden]`, float32: sums of hidden states for embeddings (`RowPooling`), written by the backend.
     """
 
@@ -51,10 +53,11 @@ class RowTable:
     block_size: int
 
     @classmethod
-    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0) -> RowTable:
+    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1) -> RowTable:
         """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
-        widths = max_len, -(-max_len // block_size), len(SAMPLING), RULES_WIDTH, mask_width(vocab)
-        tokens, blocks, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+        widths = max_len, len(SAMPLING), RULES_WIDTH, mask_width(vocab)
+        tokens, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+        blocks = np.zeros((rows, groups, -(-max_len // block_size)), np.int32)
         return cls(tokens, blocks, sampling, rules, mask, np.zeros((rows, hidden), np.float32), block_size)
 
 
@@ -76,7 +79,10 @@ def sampling_columns(
 
 
 class RowChange(NamedTuple):  # up to one per row and step: a dataclass takes three times as long to construct
-    """Row table integers that changed since the backend's last step: `values` from `column` on of a `row`."""
+    """Row table integers that changed since the backend's last step: `values` from `column` on of a `row`.
+
+    The columns of `blocks` are those of all groups, one group after another.
+    """
 
     field: TableField
     row: int

@@ -15,6 +15,7 @@ from collections import Counter, deque
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
+from octavo_inference.core.block_tables import BlockTables
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
@@ -22,6 +23,7 @@ from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
 from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.static_batching import next_batch
+from octavo_inference.models.layer_groups import PoolLayout
 from octavo_protocol.hashing import block_hash
 
 
@@ -34,6 +36,8 @@ class Scheduler:
 
     `host_blocks`: how many blocks of preempted sequences the host can keep; sequences that do not fit are recomputed.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
+    `layout`: the groups of layers that have block tables of their own. `steps_ahead`: how many steps are launched
+    before the oldest is collected.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class Scheduler:
         pool: BlockPool,
         rows: InputBatch,
         *,
+        layout: PoolLayout,
         block_size: int,
         max_running: int,
         budget: int,
@@ -50,6 +55,7 @@ class Scheduler:
         prefill_budget: PrefillBudget | None = None,
         host_blocks: int = 0,
         max_scores: int | None = None,
+        steps_ahead: int = 0,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
@@ -63,7 +69,14 @@ class Scheduler:
         self.prefill_budget = prefill_budget
         self.host_blocks = self.host_free = host_blocks
         self.max_scores = max_scores
-        self._failpoints = failpoints or Failpoints("")
+        self.tables = BlockTables(
+            pool,
+            rows,
+            layout.groups,
+            block_size,
+            chunk=budget * (1 + steps_ahead),
+            failpoints=failpoints or Failpoints(""),
+        )
         self.queue = WaitingQueue()
         self.running: list[Sequence] = []
         self.pending_forks = 0
@@ -95,7 +108,7 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
-        known = len(self.pool.match(self._matchable(sequence), now)) * self.block_size
+        known = self.tables.match(self._matchable(sequence), now).columns * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
@@ -111,18 +124,28 @@ class Scheduler:
         After an exception the plan is incomplete: finish all running sequences and drop the host copies in `swap_out`.
         """
         self.pool.expire(now)
+        if self.tables.frees:
+            for sequence in self.running:
+                if sequence.confirmed >= sequence.release_at:
+                    self.tables.release_behind(sequence, now)
         self._plan_decodes(plan, now)
+        blocked = False
         room = self._prompt_room(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
             missing = sequence.total - sequence.computed
             # A single missing token is a decode, except in a prompt that is only embedded.
             if missing > (sequence.pooling is None) and (self.chunked or missing <= room.tokens):
                 take = min(missing, room.chunk(sequence.computed), self._score_room(sequence, plan))
+                if take and self.tables.frees:
+                    take = self.tables.cover(sequence, take)
+                    blocked = blocked or take == 0
                 if take:
                     plan.chunks.append((sequence, take))
                     room.take(take, sequence.computed)
+        if blocked and plan.empty and all(s.confirmed == s.computed for s in self.running):
+            self._preempt(plan, now)  # no running prompt has the blocks of its next tokens, and no step will free any
         # After a preemption no blocks are left; an admission would only cause the next preemption.
-        while room.tokens > 0 and not plan.preempted:
+        while room.tokens > 0 and not (plan.preempted or blocked):
             head = self._next(now)
             take = 0 if head is None else self._admit(head, room, plan, now)
             if head is None or take == 0:
@@ -151,12 +174,11 @@ class Scheduler:
 
         Returns for how many tokens, at most `steps`, each sequence has blocks. `on_run` frees those that stay unused.
         """
-        needs = [max(0, self._blocks(s.computed + steps) - len(s.blocks)) for s in sequences]
-        if sum(needs) > self.pool.free.size:
+        needs = [max(0, self.tables.columns(s.computed + steps) - len(s.blocks[0])) for s in sequences]
+        if sum(needs) * self.tables.count > self.pool.free.size:
             return min(s.capacity - s.computed for s in sequences)
         for sequence, need in zip(sequences, needs, strict=True):
-            if need:
-                self._add_blocks(sequence, need)
+            self.tables.extend(sequence, need)
         return steps
 
     def on_run(self, plan: SchedulerOutput, tokens: Int32) -> None:
@@ -168,11 +190,7 @@ class Scheduler:
             sequence.computed += steps
             sequence.confirmed += steps
             sequence.total += steps
-            used = self._blocks(sequence.computed)
-            if used < len(sequence.blocks):
-                self.pool.release(sequence.blocks[used:])
-                del sequence.blocks[used:]
-                sequence.capacity = used * self.block_size
+            self.tables.trim(sequence, sequence.computed)
 
     def on_computed(self, plan: SchedulerOutput, steps: int = 1) -> None:
         """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since.
@@ -194,16 +212,16 @@ class Scheduler:
         Not more than blocks are free for: no sequence is preempted for them. Siblings that share a partial block copy
         it first, in a decode.
         """
-        if not self.chunked or (sequence.tail_shared and self.pool.shared(sequence.blocks[-1])):
+        if not self.chunked or self.tables.tail_shared(sequence):
             return 0
-        spare = max(0, self.pool.available - len(self.running)) * self.block_size
+        spare = max(0, self.pool.available // self.tables.count - len(self.running)) * self.block_size
         return min(sequence.limit, sequence.capacity + spare) - sequence.total
 
     def extend(self, sequence: Sequence, tokens: list[int]) -> None:
         """Append at most `jump_room` tokens to a running sequence, to compute in one chunk."""
         self.rows.append(sequence, tokens)
         sequence.total += len(tokens)
-        self._add_blocks(sequence, max(0, self._blocks(sequence.total) - len(sequence.blocks)))
+        self.tables.extend(sequence, self.tables.columns(sequence.total) - len(sequence.blocks[0]))
         self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * len(tokens))
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -225,7 +243,7 @@ class Scheduler:
 
     def drop_host(self, sequence: Sequence) -> None:
         """Free the host copy of a sequence."""
-        self.host_free += self._blocks(sequence.swapped_tokens)
+        self.host_free += self.tables.kept(sequence.swapped_tokens)
         sequence.swapped_tokens = 0
         sequence.host = None
 
@@ -239,7 +257,7 @@ class Scheduler:
 
     def evict_suspect(self, sequence: Sequence) -> None:
         """Remove a running sequence's blocks from the prefix cache, since their content is invalid."""
-        self.pool.forget(sequence.hashes[: sequence.registered])
+        self.tables.forget(sequence)
         sequence.no_cache, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
@@ -252,10 +270,10 @@ class Scheduler:
 
     def check(self) -> None:
         """Accounting check: invariants of pool, rows and host blocks against the sequences. Raises `PoolError`."""
-        self.pool.check([s.blocks for s in self.running])
+        self.tables.check(self.running)
         if self.rows.free != self.max_running - len(self.running):
             raise PoolError(f"{self.rows.free} of {self.max_running} rows are free, {len(self.running)} sequences run")
-        kept = sum(self._blocks(s.swapped_tokens) for s in (*self.queue, *self.running))
+        kept = sum(self.tables.kept(s.swapped_tokens) for s in (*self.queue, *self.running))
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
@@ -268,12 +286,12 @@ class Scheduler:
         return self.prefill_budget.room(left, decodes, entering)
 
     def _plan_decodes(self, plan: SchedulerOutput, now: float) -> None:
-        pool = self.pool
+        tables = self.tables
         while True:
             # A sequence at its limit waits for its last token to be collected; it has nothing to compute.
             decodes = [s for s in self.running if s.total - s.computed == 1 and s.total < s.limit]
-            needy = [s for s in decodes if s.computed >= s.capacity or (s.tail_shared and pool.shared(s.blocks[-1]))]
-            if len(needy) <= pool.available:
+            needy = [s for s in decodes if s.computed >= s.capacity or (s.tail_shared and tables.tail_shared(s))]
+            if len(needy) * tables.count <= tables.pool.available:
                 break
             self._preempt(plan, now)
         for sequence in needy:
@@ -281,39 +299,23 @@ class Scheduler:
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
-        """Give a decoding sequence the block of its next token: a new one, or a private copy of a shared one."""
-        last = len(sequence.blocks) - 1
-        if sequence.computed < sequence.capacity:
-            shared = sequence.blocks[last]
-            sequence.tail_shared = False
-            if not self.pool.shared(shared):
-                return  # the siblings have already made their copies
-            [own] = self._allocate(1)
-            self.pool.release([shared])
-            sequence.blocks[last] = own
-            self.rows.set_block(sequence, last, own)
-            plan.block_copies.append((shared, own))
-            return
+        """Give a decoding sequence the blocks of its next token: new ones, or private copies of shared ones."""
+        if sequence.computed >= sequence.capacity:
+            self.tables.extend(sequence, 1)
+        elif self.tables.tail_shared(sequence):  # else the siblings have already made their copies
+            plan.block_copies += self.tables.copy_tail(sequence)
         sequence.tail_shared = False
-        self._add_blocks(sequence, 1)
-
-    def _add_blocks(self, sequence: Sequence, count: int) -> None:
-        """Append blocks that are known to be available to a running sequence."""
-        for block in self._allocate(count):
-            sequence.blocks.append(block)
-            sequence.capacity += self.block_size
-            self.rows.set_block(sequence, len(sequence.blocks) - 1, block)
 
     def _preempt(self, plan: SchedulerOutput, now: float) -> None:
         """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
-        used = self._blocks(victim.computed)
+        used = self.tables.kept(victim.computed)
         # The sum of a mean stays on the device, so its prompt is computed again as a whole.
         if 0 < used <= self.host_free and victim.pooling != "mean":
             self.host_free -= used
             victim.swapped_tokens = victim.computed
-            plan.swap_out.append((victim, victim.blocks[:used]))
+            plan.swap_out.append((victim, self.tables.saved(victim, victim.computed)))
             self.swaps += 1
         else:
             victim.no_cache = False
@@ -324,19 +326,11 @@ class Scheduler:
         plan.preempted.append(victim)
         self.add(victim, now)
 
-    def _allocate(self, count: int) -> list[int]:
-        """Allocate blocks that are known to be available."""
-        self._failpoints.hit("pool.allocate")
-        blocks = self.pool.allocate(count)
-        if blocks is None:
-            raise PoolError(f"{count} blocks were thought to be available, {self.pool.available} are")
-        return blocks
-
     def _lost(self, sequence: Sequence) -> int:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
         if sequence.pooling == "mean":
-            return self._blocks(sequence.computed)
-        if self._blocks(sequence.computed) <= self.host_free:
+            return self.tables.columns(sequence.computed)
+        if self.tables.kept(sequence.computed) <= self.host_free:
             return 0
         return sequence.computed // self.block_size - sequence.registered
 
@@ -344,9 +338,6 @@ class Scheduler:
         """Charge the tenants of these sequences for `tokens` output tokens of each."""
         for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
             self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens * count)
-
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
 
     def _next(self, now: float) -> Sequence | None:
         """The next sequence to start."""
@@ -364,34 +355,35 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, left: PromptRoom, plan: SchedulerOutput, now: float) -> int:
         """Start a waiting sequence if rows, blocks and `left` allow. Returns its tokens in this step, else 0."""
-        growth = len(self.running)
-        if growth >= self.max_running or self.pool.available <= growth:
+        tables = self.tables
+        growth = len(self.running) * tables.count
+        if len(self.running) >= self.max_running or self.pool.available <= growth:
             return 0
         # At least the last token is computed: its logits are needed for the next token.
         room = self._score_room(sequence, plan)
         if room == 0:
             return 0
-        hits = self.pool.match(self._matchable(sequence)[: (sequence.total - 1) // self.block_size], now)
-        need = self._blocks(sequence.total) - len(hits)
-        computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
+        known = self._matchable(sequence)[: (sequence.total - 1) // self.block_size]
+        # The host copy of a sequence has what its windows need, and the cache has what they needed earlier.
+        hit = tables.match([] if tables.frees and sequence.swapped_tokens else known, now)
+        computed = max(hit.columns * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
         take = min(missing, left.chunk(computed), room)
         if take == 0 or (missing > left.tokens and not self.chunked):
             return 0
-        # One block per running sequence stays reserved for growth, so that an admission does not cause a preemption.
-        if need + self.pool.idle(hits) + growth > self.pool.available:
-            return 0
-        self.pool.acquire(hits)
-        try:
-            sequence.blocks = hits + self._allocate(need)
-        except BaseException:
-            self.pool.release(hits, sequence.policy, now)
-            raise
+        # One block per running sequence and table stays reserved for growth, so that an admission does not cause a
+        # preemption; and so do those that the windows of running prompts need.
+        if tables.frees:
+            growth += sum([tables.promised(s) for s in self.running if s.total - s.computed > 1])
+        if tables.needed(sequence, hit, computed) + growth > self.pool.available:
+            take = 0 if self.running or not tables.frees else tables.fitting(sequence, hit, computed, take)
+            if take == 0:
+                return 0
+        tables.start(sequence, hit, computed, take, now)
         self.queue.remove(sequence)
-        sequence.registered = len(hits)
         if sequence.swapped_tokens:
-            saved = sequence.blocks[len(hits) : self._blocks(sequence.swapped_tokens)]
-            plan.swap_in.append((sequence, len(hits), saved))
+            saved = tables.saved(sequence, sequence.swapped_tokens, after=hit.columns)
+            plan.swap_in.append((sequence, hit.columns, saved))
         if not sequence.started:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
             sequence.first_start = now
@@ -400,7 +392,7 @@ class Scheduler:
         return take
 
     def _start(self, sequence: Sequence, computed: int) -> None:
-        sequence.capacity = len(sequence.blocks) * self.block_size
+        sequence.capacity = len(sequence.blocks[0]) * self.block_size
         sequence.computed = sequence.confirmed = computed
         if not sequence.started:
             sequence.started = True
@@ -469,8 +461,7 @@ class Scheduler:
             fork = leader.forks.pop(0)
             fork.leader = None
             self.pending_forks -= 1
-            fork.blocks = list(leader.blocks)
-            self.pool.acquire(fork.blocks)
+            self.tables.share(leader, fork)
             fork.hashes = list(leader.hashes)
             # The blocks are shared with the leader, which registers those of the prompt.
             fork.registered = 0 if leader.no_cache else fork.total // self.block_size
@@ -494,9 +485,7 @@ class Scheduler:
             self.add(fork, now)
 
     def _free(self, sequence: Sequence, now: float) -> None:
-        self.pool.release(sequence.blocks, sequence.policy, now)
-        sequence.blocks = []
-        sequence.capacity = 0
+        self.tables.free(sequence, now)
         sequence.tail_shared = False
         self.rows.leave(sequence)
 
@@ -515,7 +504,4 @@ class Scheduler:
         full = sequence.confirmed // self.block_size
         if len(sequence.hashes) < full:
             self._hash_prompt(sequence)
-        for i in range(sequence.registered, full):
-            parent = sequence.hashes[i - 1] if i else sequence.root
-            self.pool.register(sequence.blocks[i], sequence.hashes[i], parent)
-        sequence.registered = full
+        self.tables.register(sequence, full)

@@ -29,7 +29,8 @@ class Sequence:
     tokens have no value here. Only the first `confirmed` of `computed` tokens are certain to be in the KV pool.
 
     `tokens` holds prompt and output. It is a view of the row table while the sequence runs and its own array while it
-    waits. Blocks cover tokens [0, len(blocks) * block_size); the first `registered` of them are registered in the pool.
+    waits. `blocks` are its block tables, one per group of layers (`core.block_tables`). The first `freed` entries of a
+    table are behind its window: they are other blocks by now. The first `registered` ones are registered in the pool.
     """
 
     __slots__ = (
@@ -46,6 +47,7 @@ class Sequence:
         "enqueued",
         "first_start",
         "forks",
+        "freed",
         "guide",
         "hashes",
         "host",
@@ -63,6 +65,7 @@ class Sequence:
         "pooling",
         "prompt_len",
         "registered",
+        "release_at",
         "request",
         "root",
         "row",
@@ -79,7 +82,7 @@ class Sequence:
         "total",
     )
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 -- a line for each field
         self,
         request: Request,
         index: int,
@@ -124,7 +127,11 @@ class Sequence:
         self.limit = limit
 
         self.row = -1
-        self.blocks: list[int] = []
+        self.blocks: list[list[int]] = []
+        self.freed: list[int] = []
+        # The number of confirmed tokens at which a window has passed another block.
+        self.release_at = 0
+        # Tokens that the first table has blocks for.
         self.capacity = 0
         self.root = root
         self.hashes: list[bytes] = []

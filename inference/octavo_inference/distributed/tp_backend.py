@@ -39,6 +39,7 @@ class TensorParallel:
         self.name = f"{own.name}, {ranks.size} ranks"
         self.block_size = own.block_size
         self.num_blocks = own.num_blocks
+        self.layout = own.layout
         self.vocab_size = own.vocab_size
         self.hidden_size = own.hidden_size
         self.steps_ahead = own.steps_ahead

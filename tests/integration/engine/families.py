@@ -157,12 +157,12 @@ def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str
 def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[int, int]]) -> Batch:
     """Each sequence advances over its span."""
     positions = [np.arange(*span, dtype=np.int32) for span in spans]
-    table = np.array(blocks, np.int32)
+    table = np.array([blocks], np.int32)
     ends = np.cumsum([len(p) for p in positions])
     return Batch(
         tokens=np.concatenate([t[a:b] for t, (a, b) in zip(tokens, spans, strict=True)]).astype(np.int32),
         positions=np.concatenate(positions),
-        slots=np.concatenate([table[i, p // BLOCK] * BLOCK + p % BLOCK for i, p in enumerate(positions)]),
+        slots=np.concatenate([table[:, i, p // BLOCK] * BLOCK + p % BLOCK for i, p in enumerate(positions)], axis=1),
         query_start=np.array([0, *ends], np.int32),
         seq_len=np.array([end for _, end in spans], np.int32),
         block_table=table,

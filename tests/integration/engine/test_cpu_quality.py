@@ -100,10 +100,10 @@ def one_sequence(tokens: list[int], start: int, rows: NDArray[np.int32]) -> Batc
     return Batch(
         tokens=np.array(tokens[start:], np.int32),
         positions=np.arange(start, len(tokens), dtype=np.int32),
-        slots=np.arange(start, len(tokens), dtype=np.int32),
+        slots=np.arange(start, len(tokens), dtype=np.int32)[None],
         query_start=np.array([0, len(tokens) - start], np.int32),
         seq_len=np.array([len(tokens)], np.int32),
-        block_table=np.arange(16, dtype=np.int32)[None],
+        block_table=np.arange(16, dtype=np.int32)[None, None],
         sample=SampleRows.greedy(rows, np.full(count, len(tokens), np.int32)),
     )
 

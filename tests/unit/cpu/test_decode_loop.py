@@ -47,7 +47,7 @@ def table_of(temperature: float = 0.0) -> RowTable:
     rng = np.random.default_rng(1)
     table = RowTable.zeros(len(_PROMPTS), 256, 32, _MODEL.vocab)
     table.tokens[:] = rng.integers(0, _MODEL.vocab, table.tokens.shape)
-    table.blocks[:] = rng.permutation(24).reshape(len(_PROMPTS), 8)
+    table.blocks[:, 0] = rng.permutation(24).reshape(len(_PROMPTS), 8)
     for row in range(len(_PROMPTS)):
         table.sampling[row] = sampling_columns(seed=row, temperature=temperature, top_p=0.95 if row else 1.0)
     return table
@@ -102,7 +102,7 @@ def test_a_run_ends_where_a_token_ends_its_own_sequence(weights: Weights, kernel
 def test_a_run_ends_with_a_token_that_is_none(weights: Weights, kernels: Kernels) -> None:
     table = table_of()
     backend = prefilled(weights, kernels, table)
-    backend._kv[0].view(np.float32)[table.blocks[2, 1]] = np.nan
+    backend._kv[0].view(np.float32)[table.blocks[2, 0, 1]] = np.nan
     found = launched(backend, table, _PROMPTS, run_of())
     assert len(found) == 1
     assert found[0, 2] == -1

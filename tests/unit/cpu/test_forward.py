@@ -155,10 +155,10 @@ def batch_of(stories: list[Story], block_size: int = 32, *, temperature: float =
     return Batch(
         tokens=np.concatenate([s.tokens[s.start : s.end] for s in stories]).astype(np.int32),
         positions=np.concatenate(positions),
-        slots=np.concatenate(slots).astype(np.int32),
+        slots=np.concatenate(slots).astype(np.int32)[None],
         query_start=counts.astype(np.int32),
         seq_len=np.array([s.end for s in stories], np.int32),
-        block_table=table,
+        block_table=table[None],
         sample=SampleRows(
             row=(counts[1:] - 1).astype(np.int32),
             position=np.array([s.end for s in stories], np.int32),
@@ -370,7 +370,7 @@ def test_a_guided_step_samples_when_the_masks_are_there(
     backend = create(TINY, random_weights(TINY, rng), kernels)
     table = RowTable.zeros(5, 64, backend.block_size, TINY.vocab)
     table.tokens[:] = rng.integers(0, TINY.vocab, table.tokens.shape)
-    table.blocks[:, :2] = np.arange(10).reshape(5, 2)
+    table.blocks[:, 0, :2] = np.arange(10).reshape(5, 2)
     table.sampling[:] = sampling_columns(seed=3, temperature=temperature, top_p=0.95)
     rows, none = np.arange(5, dtype=np.int32), np.empty(0, np.int32)
     penalty = Penalty(9, 9, 0.0, 0.0, 1.0, none, mask=True)

@@ -17,6 +17,7 @@ from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import one_group
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 
 VOCAB = 61
@@ -89,6 +90,7 @@ class EchoBackend:
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.layout = one_group(CONFIG.layers)
         self.kv = np.full((num_blocks, block_size), -1, np.int64)
         self.batches: list[Batch] = []
         self.copies = 0
@@ -106,13 +108,13 @@ class EchoBackend:
 
     def step(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
-        self.kv.reshape(-1)[batch.slots] = batch.tokens
+        self.kv.reshape(-1)[batch.slots[0]] = batch.tokens
         chosen = []
         for row, position, seed in zip(batch.sample.row, batch.sample.position, batch.sample.seed, strict=True):
             owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
             seen = int(batch.positions[row]) + 1
             assert seen == position
-            context = self.kv[batch.block_table[owner]].reshape(-1)[:seen]
+            context = self.kv[batch.block_table[0, owner]].reshape(-1)[:seen]
             assert (context >= 0).all(), "reads what nobody wrote"
             adjust = batch.sample.adjust[len(chosen)]
             chosen.append(allowed_answer(int(seed), context, None if adjust is None else adjust.rules.mask))
@@ -128,7 +130,7 @@ class EchoBackend:
         states = []
         for token in pooled_tokens(batch.pooling).tolist():
             owner = int(np.searchsorted(batch.query_start, token, side="right")) - 1
-            context = self.kv[batch.block_table[owner]].reshape(-1)[: int(batch.positions[token]) + 1]
+            context = self.kv[batch.block_table[0, owner]].reshape(-1)[: int(batch.positions[token]) + 1]
             assert (context >= 0).all(), "reads what nobody wrote"
             states.append(state_of(context))
         return np.array(states, np.float32).reshape(-1, self.hidden_size)

@@ -98,7 +98,7 @@ class Late:
         assert self.chosen, "a step runs to its end before it has its masks"
         table, sample = self.backend.table, self.step.sample
         for name, row, column, values in self.changes:
-            getattr(table, name)[row, column : column + len(values)] = values
+            getattr(table, name)[row].reshape(-1)[column : column + len(values)] = values
         batch = gather(self.step)
         assert (batch.tokens != -1).all(), "a token that nobody told of"
         assert (batch.slots >= 0).all(), "a block that nobody told of"

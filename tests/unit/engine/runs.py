@@ -48,7 +48,7 @@ class RunningBackend(EchoBackend):
 def following(batch: Batch, tokens: Int32, size: int) -> Batch:
     """The decode step after one that sampled these tokens."""
     positions = batch.positions + np.int32(1)
-    blocks = batch.block_table[np.arange(len(tokens)), positions // size]
+    blocks = batch.block_table[:, np.arange(len(tokens)), positions // size]
     return replace(
         batch,
         tokens=tokens,

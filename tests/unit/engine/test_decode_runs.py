@@ -232,7 +232,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
     def damaged(batch: Any) -> Any:
         result = step(batch)
         for i, seen in enumerate(batch.seq_len):
-            if backend.kv[batch.block_table[i, 0], 0] == 50 and seen >= damaged_at:
+            if backend.kv[batch.block_table[0, i, 0], 0] == 50 and seen >= damaged_at:
                 result.tokens[i] = -1
         return result
 

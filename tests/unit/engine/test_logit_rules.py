@@ -44,7 +44,7 @@ class Hashed(LateBackend):
         logits = []
         for row in batch.sample.row:
             owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
-            context = self.kv[batch.block_table[owner]].reshape(-1)[: int(batch.positions[row]) + 1]
+            context = self.kv[batch.block_table[0, owner]].reshape(-1)[: int(batch.positions[row]) + 1]
             logits.append(np.random.default_rng(context.astype(np.uint64)).standard_normal(VOCAB) * 2)
         rows = np.array(logits, np.float32).reshape(-1, VOCAB)
         return sample(rows, batch.sample)

@@ -170,7 +170,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
         result = step(batch)
         for i, row in enumerate(batch.sample.row):
             owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
-            if 50 in backend.kv[batch.block_table[owner]].reshape(-1)[: batch.seq_len[owner]]:
+            if 50 in backend.kv[batch.block_table[0, owner]].reshape(-1)[: batch.seq_len[owner]]:
                 result.tokens[i] = 0  # what the device puts in its table for a token that is none
                 damaged.marked.append((result, i))  # type: ignore[attr-defined]
         return result

@@ -59,10 +59,10 @@ def test_they_are_those_of_the_logits_of_the_whole_prompt(count: int) -> None:
         Batch(
             tokens=np.array(prompt, np.int32),
             positions=at,
-            slots=at,
+            slots=at[None],
             query_start=np.array([0, len(prompt)], np.int32),
             seq_len=np.array([len(prompt)], np.int32),
-            block_table=blocks,
+            block_table=blocks[None],
             sample=SampleRows.greedy(at, at + 1),
         )
     )

@@ -32,25 +32,25 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def backend(tiny: Tiny, blocks: int = 64) -> Any:
+def backend(tiny: Tiny, blocks: int = 128) -> Any:
     from octavo_inference.backends.reference.backend import ReferenceBackend
 
     return ReferenceBackend(*tiny, num_blocks=blocks, block_size=4, max_model_len=128)
 
 
 def chunk(tokens: list[int], first: int, last: int, blocks: list[int], size: int = 4) -> Batch:
-    """Tokens [first, last) of one sequence, logits of each."""
+    """Tokens [first, last) of one sequence, logits of each. It has tables for up to two groups of layers."""
     at = np.arange(first, last, dtype=np.int32)
     count = len(at)
-    table = np.array([blocks], np.int32)
+    table = np.array([[2 * block + group for block in blocks] for group in range(2)], np.int32)
     sample = SampleRows.greedy(np.arange(count, dtype=np.int32), at + 1)
     return Batch(
         tokens=np.array(tokens[first:last], np.int32),
         positions=at,
-        slots=(table[0, at // size] * size + at % size).astype(np.int32),
+        slots=(table[:, at // size] * size + at % size).astype(np.int32),
         query_start=np.array([0, count], np.int32),
         seq_len=np.array([last], np.int32),
-        block_table=table,
+        block_table=table[:, None],
         sample=sample,
     )
 

@@ -283,7 +283,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(runner: Make) -> Non
 
     def damaged(batch: Any) -> Any:
         result = step(batch)
-        poisoned = [bool((batch.block_table[i] >= 0).any() and 50 in context(batch, i)) for i in owners(batch)]
+        poisoned = [bool((batch.block_table[0, i] >= 0).any() and 50 in context(batch, i)) for i in owners(batch)]
         result.tokens[np.array(poisoned)] = -1
         return result
 
@@ -291,7 +291,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(runner: Make) -> Non
         return [int(np.searchsorted(batch.query_start, row, side="right")) - 1 for row in batch.sample.row]
 
     def context(batch: Any, i: int) -> list[int]:
-        return run.engine.backend.kv[batch.block_table[i]].reshape(-1)[: batch.seq_len[i]].tolist()
+        return run.engine.backend.kv[batch.block_table[0, i]].reshape(-1)[: batch.seq_len[i]].tolist()
 
     run.engine.backend.step = damaged
     run.submit("good", [1, 2, 3], max_tokens=6)

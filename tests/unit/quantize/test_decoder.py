@@ -92,10 +92,10 @@ def test_logits_are_those_of_the_reference(variant: str) -> None:
     batch = Batch(
         tokens=tokens.astype(np.int32),
         positions=positions,
-        slots=positions,
+        slots=positions[None],
         query_start=np.array([0, 29], np.int32),
         seq_len=np.array([29], np.int32),
-        block_table=np.array([[0, 1]], np.int32),
+        block_table=np.array([[[0, 1]]], np.int32),
         sample=SampleRows.greedy(positions, positions + 1),
     )
     np.testing.assert_allclose(found, backend.logits(batch), atol=2e-5)

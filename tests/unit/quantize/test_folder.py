@@ -286,10 +286,10 @@ def perplexity(model: LoadedModel, windows: np.ndarray) -> float:
         batch = Batch(
             tokens=tokens.astype(np.int32),
             positions=positions,
-            slots=positions,
+            slots=positions[None],
             query_start=np.array([0, len(tokens)], np.int32),
             seq_len=np.array([len(tokens)], np.int32),
-            block_table=np.array([[0, 1, 2]], np.int32),
+            block_table=np.array([[[0, 1, 2]]], np.int32),
             sample=SampleRows.greedy(positions, positions + 1),
         )
         logits = backend.logits(batch).astype(np.float64)

@@ -30,6 +30,7 @@ from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
@@ -71,6 +72,7 @@ class CpuBackend:
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
+        self.layout = pool_layout(config)
         self.hidden_size, self.steps_ahead = config.hidden, 0
         self.decode_runs = True
         self.max_prompt_scores: int | None = None
@@ -86,8 +88,11 @@ class CpuBackend:
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
             layer.window = config.window(number) or 0
+            if config.part(number).attention:
+                layer.group, layer.kv_index = self.layout.place(number)
         block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
-        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        depth = self.layout.depth
+        self._kv = allocate(depth * num_blocks * block_bytes).reshape(depth, num_blocks, block_bytes)
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
@@ -263,16 +268,16 @@ class CpuBackend:
         return self._logits[:count, : self.vocab_size].copy()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy KV of whole blocks (source, destination), all layers."""
+        """Copy KV of whole blocks (source, destination), all their layers."""
         for origin, target in pairs:
             self._kv[:, target] = self._kv[:, origin]
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Write zeros to whole blocks, all layers."""
+        """Write zeros to whole blocks, all their layers."""
         self._kv[:, list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """Copy whole blocks of all layers: [block, layer, bytes]."""
+        """Copy whole blocks: [block, layer, bytes]."""
         return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
@@ -313,7 +318,8 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         block_table=address(batch.block_table),
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
-        table_width=batch.block_table.shape[1],
+        table_width=batch.block_table.shape[2],
+        num_groups=len(batch.block_table),
     )
 
 

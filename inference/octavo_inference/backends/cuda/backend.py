@@ -43,6 +43,7 @@ from octavo_inference.core.model_input import Float32, RowChange, RowSamples, Ro
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,7 @@ class CudaBackend:
         self.name = f"cuda ({device.name}{kind})"
         self.block_size = decoder.limits.block_size
         self.num_blocks = decoder.pool.data.shape[1]
+        self.layout = decoder.layout
         self.vocab_size = decoder.config.vocab
         self.hidden_size = decoder.config.hidden
         self.steps_ahead = 1
@@ -171,7 +173,17 @@ class CudaBackend:
         if device.torch.type == "cuda":
             # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-        limits = limits_of(device, max_batched_tokens, max_running, max_model_len, block_size, config.vocab, group.size)
+        layout = pool_layout(config)
+        limits = limits_of(
+            device,
+            max_batched_tokens,
+            max_running,
+            max_model_len,
+            block_size,
+            config.vocab,
+            len(layout.groups),
+            group.size,
+        )
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
         fp8, tiles = fp8_products(device, dtype), find_tiles(device.name)
@@ -197,7 +209,7 @@ class CudaBackend:
                 tiles=tiles,
             ),
             allocate_pool(
-                layers=config.layers,
+                layers=layout.depth,
                 num_blocks=num_blocks,
                 kv_heads=config.kv_heads,
                 block_size=block_size,
@@ -209,6 +221,7 @@ class CudaBackend:
             buffers,
             rows.table,
             limits,
+            layout,
             group,
         )
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
@@ -283,7 +296,7 @@ class CudaBackend:
             return self.graphs is not None and self.graphs.idle()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy KV of whole blocks (source, destination), all layers."""
+        """Copy KV of whole blocks (source, destination), all their layers."""
         with self._watched():
             pool = self._decoder.pool
             for together in independent(pairs):
@@ -293,7 +306,7 @@ class CudaBackend:
                         copy_blocks(tensor, on_device)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
-        """Write zeros to whole blocks, all layers."""
+        """Write zeros to whole blocks, all their layers."""
         with self._watched():
             ids = self._on_device(list(blocks))
             for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
@@ -302,7 +315,7 @@ class CudaBackend:
                     tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """Copy whole blocks of all layers to the host: [block, bytes]."""
+        """Copy whole blocks to the host: [block, bytes]."""
         with self._watched():
             return self._transfer.to_host(blocks)
 
@@ -375,10 +388,17 @@ def independent(pairs: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, in
 
 
 def limits_of(
-    device: Device, tokens: int, rows: int, max_model_len: int, block_size: int, vocab: int, ranks: int = 1
+    device: Device,
+    tokens: int,
+    rows: int,
+    max_model_len: int,
+    block_size: int,
+    vocab: int,
+    groups: int = 1,
+    ranks: int = 1,
 ) -> StepLimits:
     """Limits of the largest step with these settings."""
-    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks)
+    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks, groups)
 
 
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:

@@ -29,7 +29,8 @@ class StepLimits:
     """Limits of the largest step: query tokens, sequences (and sample rows), positions of a sequence, block size.
 
     `processors` is the device's number of multiprocessors. It determines into how many parts attention splits keys.
-    `ranks` is the number of GPUs that share the model, `vocab` the size of its vocabulary.
+    `ranks` is the number of GPUs that share the model, `vocab` the size of its vocabulary. `groups` is the number of
+    block tables of a sequence.
     """
 
     tokens: int
@@ -39,10 +40,11 @@ class StepLimits:
     processors: int
     vocab: int
     ranks: int = 1
+    groups: int = 1
 
     @property
     def columns(self) -> int:
-        """Blocks of the longest sequence."""
+        """Blocks of the longest sequence in one of its tables."""
         return -(-self.positions // self.block_size)
 
     def shares(self, kv_heads: int) -> int:
@@ -137,7 +139,7 @@ def buffer_shapes(
         inputs=flat(input_places(limits).end),
         tokens=by_token(dtype=torch.int32),
         positions=by_token(dtype=torch.int32),
-        slots=by_token(dtype=torch.int64),
+        slots=BufferShape((limits.groups, tokens), torch.int64),
         residual=by_token(config.hidden, dtype=torch.float32),
         normed=by_token(config.hidden),
         qkv=by_token(qkv),
@@ -167,7 +169,7 @@ def table_places(limits: StepLimits) -> dict[TableField, TablePlace]:
     """Offsets of the row table's parts. It has one row more than the maximum number of sequences, for padding."""
     widths: dict[TableField, int] = {
         "tokens": limits.positions,
-        "blocks": limits.columns,
+        "blocks": limits.groups * limits.columns,
         "sampling": len(SAMPLING),
         "rules": aligned(RULES_WIDTH),
         "mask": aligned(mask_width(limits.vocab)),

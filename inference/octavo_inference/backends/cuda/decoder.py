@@ -21,6 +21,7 @@ from octavo_inference.backends.cuda.pool import KvPool
 from octavo_inference.backends.cuda.rows import DeviceRowTable
 from octavo_inference.backends.cuda.weight_loading import DeviceLayer, DeviceWeights
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import PoolLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class Decoder:
     """A model, or a rank's shard of it (`models.shard`), on the device with its pool, row table and buffers.
 
     `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
+    `layout`: which block table and which part of the pool each layer uses.
     """
 
     config: ModelConfig
@@ -37,6 +39,7 @@ class Decoder:
     buffers: StepBuffers[Torch]
     table: DeviceRowTable
     limits: StepLimits
+    layout: PoolLayout
     group: RankGroup = ALONE
 
     def forward(self, inputs: Inputs) -> Torch:
@@ -52,7 +55,7 @@ class Decoder:
             self.limits.block_size,
             tokens,
             buffers.positions[:count],
-            buffers.slots[:count],
+            buffers.slots[:, :count],
         )
         weights.embedding(tokens, residual, scale=config.embedding_scale)
         rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
@@ -87,11 +90,12 @@ class Decoder:
     def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         config, buffers, tokens = self.config, self.buffers, len(x)
         q, attended = buffers.q[:tokens], buffers.attended[:tokens]
-        kv, scales = self.pool.layer(number)
+        group, at = self.layout.place(number)
+        kv, scales = self.pool.layer(at)
         rope_store(
             layer.qkv(x, buffers.qkv[:tokens]),
             buffers.positions[:tokens],
-            buffers.slots[:tokens],
+            buffers.slots[group, :tokens],
             self.ropes[number],
             layer.q_norm,
             layer.k_norm,
@@ -108,7 +112,7 @@ class Decoder:
                 q,
                 kv,
                 scales,
-                self.table.blocks,
+                self.table.blocks[:, group],
                 inputs.row,
                 inputs.query_start,
                 inputs.seq_len,

@@ -27,6 +27,7 @@ from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.model_loader import LoadedModel
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Weights
 
@@ -92,7 +93,7 @@ def create(
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Device memory of a model in bytes: `weights`, a `block` of KV over all layers, and buffers of a step.
+    """Device memory of a model in bytes: `weights`, a `block` of the KV pool, and buffers of a step.
 
     `margin` covers the rounding of torch's allocator and the device's other users (cuBLAS, the context). `graphs`:
     decode steps are captured, which needs memory of its own.
@@ -130,7 +131,10 @@ class MemoryNeeds:
         return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
 
     def _limits(self, rows: int, tokens: int) -> StepLimits:
-        return limits_of(self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, self.ranks)
+        groups = len(pool_layout(self.config).groups)
+        return limits_of(
+            self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, groups, self.ranks
+        )
 
 
 def memory_needs(
@@ -142,7 +146,7 @@ def memory_needs(
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     size = device_bytes(config, weights, dtype=dtype, quantization=quantization)
     block = block_bytes(
-        layers=config.layers,
+        layers=pool_layout(config).depth,
         kv_heads=config.kv_heads,
         block_size=block_size,
         head_dim=config.head_dim,

@@ -14,11 +14,11 @@ _SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class KvPool:
-    """K and V of all blocks of all layers.
+    """K and V of all blocks. A block holds tokens of as many layers as a group has (`models.layer_groups`).
 
-    `data` [layers, num_blocks, 2 (K, V), kv_heads, block_size, head_dim] in one of `KV_TYPES`; `scales` [layers,
-    num_blocks, 2, kv_heads, block_size] in float32 for 8-bit types: the divisor of a token's head when it was stored
-    (its largest magnitude over the type's); None for other types.
+    `data` [layers of a group, num_blocks, 2 (K, V), kv_heads, block_size, head_dim] in one of `KV_TYPES`; `scales`
+    [layers of a group, num_blocks, 2, kv_heads, block_size] in float32 for 8-bit types: the divisor of a token's head
+    when it was stored (its largest magnitude over the type's); None for other types.
 
     A head's tokens of a block are contiguous: a kernel reads one run of memory per block and head. A block of a layer
     is contiguous for copies, swap and KV transfer.
@@ -28,12 +28,12 @@ class KvPool:
     scales: Torch | None
 
     def layer(self, number: int) -> tuple[Torch, Torch | None]:
-        """Views of one layer: [num_blocks, 2, kv_heads, block_size, head_dim] and its scales."""
+        """Views of a layer by its number in its group: [num_blocks, 2, kv_heads, block_size, head_dim]; scales."""
         return self.data[number], None if self.scales is None else self.scales[number]
 
 
 def block_bytes(*, layers: int, kv_heads: int, block_size: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes of one block over all layers, scales included: `allocate_pool` allocates as many per block."""
+    """Bytes of one block over its layers, scales included: `allocate_pool` allocates as many per block."""
     scale = _SCALE_BYTES if dtype in _SCALED else 0
     return layers * 2 * kv_heads * block_size * (head_dim * dtype.itemsize + scale)
 

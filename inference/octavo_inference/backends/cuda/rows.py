@@ -40,7 +40,8 @@ class DeviceRowTable:
             place = places[field]
             return buffer[place.start :][: rows * place.width].view(rows, place.width)
 
-        return cls(view("tokens"), view("blocks"), view("sampling"), view("rules"), view("mask"))
+        blocks = view("blocks").view(rows, limits.groups, limits.columns)
+        return cls(view("tokens"), blocks, view("sampling"), view("rules"), view("mask"))
 
 
 @dataclass(slots=True)

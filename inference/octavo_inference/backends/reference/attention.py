@@ -17,7 +17,7 @@ from octavo_inference.models.weights import LayerWeights, Tensor, required
 
 
 class Attention:
-    """The mixer of a layer. `pools`: its keys and values, [slots, kv_heads, head_dim] each."""
+    """The mixer of a layer. `pools`: its keys and values, [slots, kv_heads, head_dim] each. `group`: its table."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class Attention:
         self._slopes = torch.from_numpy(alibi_slopes(self._heads)) if config.alibi else None
         self._q_norm = norm_of(config, self._by_head(weights.q_norm), exists=config.qk_norm is not None)
         self._k_norm = norm_of(config, self._by_head(weights.k_norm), exists=config.qk_norm is not None)
+        self.group = 0
         shape = (slots, self._kv_heads, config.head_dim)
         self.pools = [torch.zeros(shape), torch.zeros(shape)]
 
@@ -47,7 +48,7 @@ class Attention:
         """Store K and V of the query tokens, whose normed states are rows `places` of x; the output, in tiles."""
         config = self._config
         q, k, v = torch.split(tiled(self._project, x)[places], [self._heads, self._kv_heads, self._kv_heads], dim=1)
-        positions, slots = index(batch.positions), index(batch.slots)
+        positions, slots = index(batch.positions), index(batch.slots[self.group])
         if self._rope is not None:
             q, k = rotate(q, self._rope[positions]), rotate(k, self._rope[positions])
         elif config.query_temperature is not None:
@@ -59,7 +60,7 @@ class Attention:
         keys[slots], values[slots] = k, v
         mixed = torch.zeros(len(x), self._heads * config.head_dim)
         for i in range(len(batch.seq_len)):
-            context = slots_of(batch.block_table[i], int(batch.seq_len[i]), self._block_size)
+            context = slots_of(batch.block_table[self.group, i], int(batch.seq_len[i]), self._block_size)
             for token in range(int(batch.query_start[i]), int(batch.query_start[i + 1])):
                 first, last = self._visible(int(batch.positions[token]), len(context))
                 seen = context[first:last]

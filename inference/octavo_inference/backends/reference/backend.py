@@ -25,6 +25,7 @@ from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTok
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import joined, sample, score
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
@@ -59,19 +60,24 @@ class ReferenceBackend:
         self._head_bias = optional(weights.head_bias)
         ropes = [config.rope(layer) for layer in range(config.layers)]
         tables = {rope: torch.from_numpy(rope.table(max_model_len)) for rope in ropes if rope is not None}
-        slots = num_blocks * block_size
-        self._layers = [
-            Layer(
+        self.layout = pool_layout(config)
+        shared: dict[int, list[Torch]] = {}
+        self._layers = []
+        for number, (layer, rope) in enumerate(zip(weights.layers, ropes, strict=True)):
+            group, at = self.layout.place(number) if config.part(number).attention else (0, -1)
+            made = Layer(
                 config,
                 number,
                 layer,
-                slots=slots,
+                slots=num_blocks * block_size,
                 block_size=block_size,
                 rope=None if rope is None else tables[rope],
+                group=group,
+                shared=shared.get(at),
             )
-            for number, (layer, rope) in enumerate(zip(weights.layers, ropes, strict=True))
-        ]
-        self._pools = [pool for layer in self._layers for pool in layer.pools]
+            shared.setdefault(at, made.pools)
+            self._layers.append(made)
+        self._pools = [pool for at, pools in shared.items() if at >= 0 for pool in pools]
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""

@@ -16,7 +16,11 @@ from octavo_inference.models.weights import LayerWeights
 
 
 class Layer:
-    """A layer and its part of the pool. `pools`: tensors with a row for each slot."""
+    """A layer and its part of the pool. `pools`: tensors with a row for each slot.
+
+    `group`: the block table of its attention. Layers of other groups have the same place in a block: `shared` are the
+    pools of the first of them.
+    """
 
     def __init__(
         self,
@@ -27,6 +31,8 @@ class Layer:
         slots: int,
         block_size: int,
         rope: Torch | None,
+        group: int = 0,
+        shared: list[Torch] | None = None,
     ) -> None:
         part = config.part(number)
         self._config = config
@@ -34,6 +40,8 @@ class Layer:
         self.pools: list[Torch] = []
         if part.attention:
             self._attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
+            self._attention.group = group
+            self._attention.pools = shared or self._attention.pools
             self.pools += self._attention.pools
         self._feed_forward: Callable[[Torch], Torch] | None = None
         if part.feed_forward == "dense":

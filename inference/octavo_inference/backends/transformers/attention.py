@@ -122,7 +122,7 @@ def paged_step(batch: Batch, block_size: int, pools: list[tuple[Tensor, Tensor]]
         decoding = decoding[~near]
     members += [np.array([i]) for i in np.flatnonzero(counts > 1)]
     groups = [_group(batch, block_size, chosen, int(counts[chosen[0]])) for chosen in members]
-    return ForwardPass(groups, _index(batch.slots), pools)
+    return ForwardPass(groups, _index(batch.slots[0]), pools)
 
 
 def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int) -> AttentionGroup:
@@ -131,7 +131,7 @@ def _group(batch: Batch, block_size: int, chosen: NDArray[np.intp], queries: int
     at = np.arange(int(lengths.max()))
     # A shorter sequence is padded with its own first token: no sequence reads another's memory.
     at = np.where(at < lengths[:, None], at, 0)
-    table = batch.block_table[chosen]
+    table = batch.block_table[0, chosen]
     context = np.take_along_axis(table, at // block_size, axis=1) * block_size + at % block_size
     return AttentionGroup(_index(rows.reshape(-1)), _index(batch.positions[rows]), _index(context))
 

@@ -20,6 +20,7 @@ from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import sample, score
+from octavo_inference.models.layer_groups import one_group
 
 DEFAULT_BLOCK_SIZE = 16
 _SCORED_TOKENS = 256
@@ -38,6 +39,7 @@ class TransformersBackend:
         self.max_prompt_scores: int | None = _SCORED_TOKENS
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.layout = one_group(len(shapes))  # its masks decide what a layer sees: no block is freed
         self.vocab_size = vocab
         self._module = module
         # The decoder without lm_head. Its output is normed; a module that is no such pair gives no embeddings.

@@ -93,9 +93,9 @@ def _probe_batch(tokens: Int32, table: Int32, parts: list[tuple[int, int, int]])
     return Batch(
         tokens=tokens[owners, positions],
         positions=positions,
-        slots=table[owners, positions // _PROBE_BLOCK] * _PROBE_BLOCK + positions % _PROBE_BLOCK,
+        slots=(table[owners, positions // _PROBE_BLOCK] * _PROBE_BLOCK + positions % _PROBE_BLOCK)[None],
         query_start=ends.astype(np.int32),
         seq_len=np.array([end for _, _, end in parts], np.int32),
-        block_table=table[[i for i, _, _ in parts]],
+        block_table=table[[i for i, _, _ in parts]][None],
         sample=SampleRows.greedy(np.arange(rows, dtype=np.int32), positions + 1),
     )

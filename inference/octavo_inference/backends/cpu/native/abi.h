@@ -71,6 +71,7 @@ struct Layer {
   const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
   Matrix qkv, output, gate_up, down;
   int32_t window;  // tokens that a token attends to, itself included; 0: all before it
+  int32_t group, kv_index;  // its block table, and its number in the blocks of that table
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
@@ -79,7 +80,7 @@ struct Model {
   const float* final_norm;
   Source embedding;
   Matrix lm_head;
-  void* kv;  // [layers][num_blocks] blocks; see KvLayer in layers.h
+  void* kv;  // [layers of a group][num_blocks] blocks; see KvLayer in layers.h
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear
@@ -91,9 +92,11 @@ struct Model {
   float embedding_scale, residual_scale, logit_scale;
 };
 
+// slots [groups][num_tokens] and block_table [groups][num_seqs][table_width]: one for each group of layers. Entries of a
+// table that a group's window has passed are arbitrary blocks, as are those after a sequence's last token: not to be read.
 struct Batch {
   const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
-  int32_t num_tokens, num_seqs, table_width;
+  int32_t num_tokens, num_seqs, table_width, num_groups;
 };
 
 // Changes to one row of logits before sampling. A row without changes has empty arrays and neutral penalties

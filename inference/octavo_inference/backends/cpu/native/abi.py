@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 10
+VERSION = 11
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -100,7 +100,7 @@ class Layer(ctypes.Structure):
             )
         ],
         *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
-        ("window", c_int32),
+        *[(name, c_int32) for name in ("window", "group", "kv_index")],
     ]
 
 
@@ -165,7 +165,7 @@ class BatchArgs(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
-        *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width")],
+        *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width", "num_groups")],
     ]
 
 

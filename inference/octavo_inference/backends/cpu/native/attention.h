@@ -135,6 +135,7 @@ struct AttentionLayer {
   const Model& m;
   const Batch& b;
   const KvLayer<P>& kv;
+  const int32_t* blocks;  // block table of the layer's group
   int window;
   const float* qkv;
   i64 qkv_stride;
@@ -159,15 +160,18 @@ struct ChunkTiles {
   ChunkTiles values(int dim) const { return {{at[0] + TILE * dim, at[1] + TILE * dim}}; }
 };
 
-// A chunk's tiles for the first head of an item. Beyond the last key, the tile is that of the last key.
+// A chunk's tiles for the first head of an item. Beyond the last key, the tile is that of the last key; before
+// `first_key`, that of this key: the blocks of earlier ones may belong to another sequence.
 template <class P>
-static OCTAVO_INLINE ChunkTiles<P> chunk_tiles(const AttentionLayer<P>& layer, const AttentionItem& item, int start) {
-  const int32_t* table = layer.b.block_table + i64(item.seq) * layer.b.table_width;
+static OCTAVO_INLINE ChunkTiles<P> chunk_tiles(const AttentionLayer<P>& layer, const AttentionItem& item, int first_key,
+                                               int start) {
+  const int32_t* table = layer.blocks + i64(item.seq) * layer.b.table_width;
   const auto tile = [&](int key) {
     const int block_size = layer.m.block_size;
     return layer.kv.tile(table[key / block_size], key % block_size);
   };
-  const ChunkTiles<P> tiles{{tile(start), tile(std::min(start + TILE, item.keys - 1))}};
+  const int last = item.keys - 1;
+  const ChunkTiles<P> tiles{{tile(std::clamp(first_key / TILE * TILE, start, last)), tile(std::min(start + TILE, last))}};
   return tiles.head(item.first_head, layer.m.head_dim);
 }
 
@@ -378,7 +382,7 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   bool merging = false;  // only items of one head have several segments
   // Rows are in token order, so first[r] and limit[r] never decrease with r.
   const int begin = std::max(item.first_key, first[0] / CHUNK * CHUNK);
-  ChunkTiles<P> coming = chunk_tiles(layer, item, std::min(begin, item.keys - 1));
+  ChunkTiles<P> coming = chunk_tiles(layer, item, first[0], std::min(begin, item.keys - 1));
   for (int start = begin; start < item.keys; start += CHUNK) {
     if (start % SEGMENT == 0 && start > begin) {
       if (!merging) {
@@ -390,8 +394,8 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
       restart();
     }
     const ChunkTiles<P> tiles = coming;
-    coming = start + CHUNK < item.keys ? chunk_tiles(layer, item, start + CHUNK)
-                                       : chunk_tiles(layer, next, next.first_key);
+    coming = start + CHUNK < item.keys ? chunk_tiles(layer, item, first[0], start + CHUNK)
+                                       : chunk_tiles(layer, next, 0, next.first_key);  // only to prefetch
     const bool whole = start >= first[R - 1] && start + CHUNK <= limit[0];
     for (int h = 0; h < item.heads; h++) {
       const ChunkTiles<P> k = tiles.head(h, dim), ahead = h + 1 < item.heads ? tiles.head(h + 1, dim) : coming;
@@ -452,9 +456,10 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
 
 // Called by every thread of the team.
 template <class P>
-static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, AttentionPlan& plan,
-                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Worker& worker) {
-  const AttentionLayer<P> layer{m, b, kv, window, qkv, qkv_stride, attended};
+static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, const int32_t* blocks, int window,
+                      AttentionPlan& plan, const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch,
+                      Worker& worker) {
+  const AttentionLayer<P> layer{m, b, kv, blocks, window, qkv, qkv_stride, attended};
   worker.deal(plan.pieces(), [&](i64 piece) {
     const AttentionItem* end = plan.end(piece);
     for (const AttentionItem* item = plan.begin(piece); item < end; item++)

@@ -18,7 +18,7 @@ class DecodeBatch {
       : batch_(first), sampling_(sampling), block_size_(block_size),
         tokens_(first.tokens, first.tokens + first.num_seqs),
         positions_(first.positions, first.positions + first.num_seqs),
-        slots_(first.slots, first.slots + first.num_seqs),
+        slots_(first.slots, first.slots + first.num_groups * first.num_seqs),
         seq_len_(first.seq_len, first.seq_len + first.num_seqs),
         sampled_(sampling.position, sampling.position + first.num_seqs) {
     if (sampling.adjust) {
@@ -42,8 +42,10 @@ class DecodeBatch {
     for (size_t i = 0; i < tokens_.size(); i++) {
       tokens_[i] = sampling_.tokens[i];
       const int32_t position = ++positions_[i];
-      const int32_t* blocks = batch_.block_table + i * size_t(batch_.table_width);
-      slots_[i] = blocks[position / block_size_] * block_size_ + position % block_size_;
+      for (size_t row = i; row < slots_.size(); row += tokens_.size()) {
+        const int32_t* blocks = batch_.block_table + row * size_t(batch_.table_width);
+        slots_[row] = blocks[position / block_size_] * block_size_ + position % block_size_;
+      }
       seq_len_[i]++;
       sampled_[i]++;
       if (!adjust_.empty()) append_output(i, tokens_[i]);

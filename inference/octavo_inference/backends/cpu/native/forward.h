@@ -116,8 +116,10 @@ class Forward final : public Job {
 
   void layer(size_t index, Worker& worker, Stopwatch& watch) {
     const Layer& layer = layers_[index];
-    const KvLayer<P> kv = kv_layer<P>(m_, i64(index));
+    const KvLayer<P> kv = kv_layer<P>(m_, layer.kv_index);
     const i64 tokens = b_.num_tokens, qkv_stride = layer.qkv.rows;
+    const int32_t* slots = b_.slots + layer.group * tokens;
+    const int32_t* blocks = b_.block_table + layer.group * i64(b_.num_seqs) * b_.table_width;
     auto* attended = static_cast<Act*>(m_.attended);
     auto* activated = static_cast<Act*>(m_.activated);
     float* scratch = m_.scratch + worker.rank() * m_.scratch_floats;
@@ -127,9 +129,9 @@ class Forward final : public Job {
            StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, worker);
     watch.lap(profile_.linears);
     rows(worker, tokens,
-         [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], b_.slots[t]); });
+         [&](i64 t) { rope_and_store(m_, layer, kv, m_.qkv + t * qkv_stride, b_.positions[t], slots[t]); });
     watch.lap(profile_.elementwise);
-    attention(m_, b_, kv, layer.window, plan_, m_.qkv, qkv_stride, attended, scratch, worker);
+    attention(m_, b_, kv, blocks, layer.window, plan_, m_.qkv, qkv_stride, attended, scratch, worker);
     watch.lap(profile_.attention);
     add_linear(layer.output, attended, layer.attention_output_norm, worker, watch);
     linear(layer.gate_up, Rows{tokens, nullptr, layer.post_norm, nullptr}, gated, worker);

@@ -16,7 +16,16 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
 # Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.
 @triton.jit(
     do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds", "parts", "top_out", "total_out"],
+    do_not_specialize_on_alignment=[
+        "block_table",
+        "row",
+        "query_start",
+        "seq_len",
+        "bounds",
+        "parts",
+        "top_out",
+        "total_out",
+    ],
 )
 def _attend(
     q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, out, acc_out, top_out, total_out,
@@ -97,6 +106,8 @@ def _attend(
     for tile in range(begin, end):
         keys = tile * BLOCK_N + lanes
         stored = keys < high  # later slots are arbitrary, possibly NaN, and must not be read
+        if WINDOW:
+            stored &= keys >= low  # blocks before the window may belong to another sequence by now
         key_row = (block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
         value_row = key_row + KV_HEADS * BLOCK_SIZE
         block = block_ids(table, keys + BLOCK_N, high, BLOCK_SIZE)
@@ -157,9 +168,9 @@ def attend(
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns], row
-    [B] of it, query_start [B + 1], seq_len [B] int32. All contiguous. Rows of `out` for tokens from query_start[B] on
-    stay unchanged. Sequences without query tokens are skipped for any seq_len.
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns] with
+    rows at any stride, row [B] of it, query_start [B + 1], seq_len [B] int32. All others are contiguous. Rows of `out`
+    for tokens from query_start[B] on stay unchanged. Sequences without query tokens are skipped for any seq_len.
 
     bounds [2] int32: only the sequences from the first bound up to the second, both at most B. They are read on the
     device, so that a graph may hold a subset that changes from step to step.

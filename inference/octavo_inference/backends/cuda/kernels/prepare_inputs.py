@@ -12,7 +12,9 @@ _TILE = 128
 
 
 # Arguments that vary between steps are not specialized, so that they create no variants of the kernel.
-@triton.jit(do_not_specialize=["sequences", "count", "history_stride", "table_stride", "steps"])
+@triton.jit(
+    do_not_specialize=["sequences", "count", "history_stride", "table_stride", "columns", "slots_stride", "steps"]
+)
 def _prepare(
     row,
     query_start,
@@ -26,8 +28,11 @@ def _prepare(
     count,
     history_stride,
     table_stride,
+    columns,
+    slots_stride,
     block_size,
     steps,
+    GROUPS: tl.constexpr,
     TILE: tl.constexpr,
 ):
     wait_for_previous()
@@ -46,11 +51,13 @@ def _prepare(
     own = tl.load(row + low).to(tl.int64)
     # A negative token means invalid logits, such as NaN. This step was launched before the host read the token.
     word = tl.maximum(tl.load(history + own * history_stride + position, mask=real, other=0), 0)
-    block = tl.load(block_table + own * table_stride + position // block_size, mask=real, other=0)
-    slot = tl.where(real, block.to(tl.int64) * block_size + position % block_size, -1)
     tl.store(tokens + token, word, mask=token < count)
     tl.store(positions + token, position, mask=token < count)
-    tl.store(slots + token, slot, mask=token < count)
+    for group in tl.static_range(GROUPS):
+        table = block_table + own * table_stride + group * columns
+        block = tl.load(table + position // block_size, mask=real, other=0)
+        slot = tl.where(real, block.to(tl.int64) * block_size + position % block_size, -1)
+        tl.store(slots + group * slots_stride + token, slot, mask=token < count)
 
 
 def prepare(
@@ -64,12 +71,12 @@ def prepare(
     positions: Torch,
     slots: Torch,
 ) -> None:
-    """Write token, position and slot of each query token.
+    """Write token and position of each query token, and its slot in each group of layers.
 
     row [B] (of the table), query_start [B+1] and seq_len [B] (tokens after the step) in int32. The row table: history
-    [rows, positions] (tokens) and block_table [rows, columns] in int32. Written: tokens [T] and positions [T] in int32,
-    slots [T] in int64 (block * block_size + offset). Tokens from query_start[B] on are padding: token and position 0,
-    slot -1. A batch has at least one sequence.
+    [rows, positions] (tokens) and block_table [rows, groups, columns] in int32. Written: tokens [T] and positions [T]
+    in int32, slots [groups, T] in int64 (block * block_size + offset), rows at any stride. Tokens from query_start[B]
+    on are padding: token and position 0, slot -1. A batch has at least one sequence.
     """
     count, sequences = len(tokens), len(seq_len)
     if count:
@@ -86,8 +93,11 @@ def prepare(
             count,
             history.stride(0),
             block_table.stride(0),
+            block_table.stride(1),
+            slots.stride(0),
             block_size,
             (sequences - 1).bit_length(),
+            GROUPS=len(slots),
             TILE=_TILE,
             **launch_options(),
         )

@@ -146,30 +146,34 @@ class BlockTables:
 
     def cover(self, sequence: Sequence, take: int) -> int:
         """Give the windows of a running prompt the blocks of its next `take` tokens; returns for how many there are."""
-        number = self._windows[0][0]
-        have = len(sequence.blocks[number])  # in all windows
+        windows = [number for number, _ in self._windows]
+        have = len(sequence.blocks[windows[0]])  # in all windows
         add = self.columns(sequence.computed + take) - have
         if add <= 0:
             return take
-        add = min(add, self.pool.available // len(self._windows))
-        take = min(take, (have + add) * self.block_size - sequence.computed)
-        if add > 0:
-            self._append(sequence, [n for n, _ in self._windows], add)
-        return take
+        add = min(add, self.pool.available // len(windows))
+        self._append(sequence, windows, have + add)
+        return min(take, (have + add) * self.block_size - sequence.computed)
 
-    def extend(self, sequence: Sequence, count: int) -> None:
-        """Append `count` blocks, which are known to be available, to each table of a running sequence."""
-        if count > 0:
-            self._append(sequence, range(self.count), count)
-            sequence.capacity += count * self.block_size
+    def extend(self, sequence: Sequence, tokens: int) -> None:
+        """Give a running sequence the blocks of its first `tokens`, which are known to be available."""
+        self._append(sequence, range(self.count), self.columns(tokens))
 
-    def _append(self, sequence: Sequence, tables: Iterable[int], count: int) -> None:
-        tables = list(tables)
-        blocks = self._allocate(count * len(tables))
-        for at, number in enumerate(tables):
-            added, table = blocks[at * count : (at + 1) * count], sequence.blocks[number]
-            self._rows.set_blocks(sequence, number, len(table), added)
-            table += added
+    def _append(self, sequence: Sequence, tables: Iterable[int], columns: int) -> None:
+        """Append blocks to some tables, up to `columns` of them."""
+        missing = [(number, columns - len(sequence.blocks[number])) for number in tables]
+        blocks = self._allocate(sum(max(0, count) for _, count in missing))
+        for number, count in missing:
+            if count > 0:
+                table = sequence.blocks[number]
+                self._rows.set_blocks(sequence, number, len(table), blocks[-count:])
+                table += blocks[-count:]
+                del blocks[-count:]
+        self.set_capacity(sequence)
+
+    def set_capacity(self, sequence: Sequence) -> None:
+        """Set for how many tokens a sequence has blocks in all tables."""
+        sequence.capacity = min([len(table) for table in sequence.blocks]) * self.block_size
 
     def trim(self, sequence: Sequence, tokens: int) -> None:
         """Free the blocks of a running sequence beyond this many tokens."""
@@ -178,7 +182,7 @@ class BlockTables:
             for table in sequence.blocks:
                 self.pool.release(table[used:])
                 del table[used:]
-            sequence.capacity = used * self.block_size
+            self.set_capacity(sequence)
 
     def tail_shared(self, sequence: Sequence) -> bool:
         """True if siblings still share the partial last blocks, so that they must be copied before a write."""

@@ -178,7 +178,8 @@ class Scheduler:
         if sum(needs) * self.tables.count > self.pool.free.size:
             return min(s.capacity - s.computed for s in sequences)
         for sequence, need in zip(sequences, needs, strict=True):
-            self.tables.extend(sequence, need)
+            if need:
+                self.tables.extend(sequence, sequence.computed + steps)
         return steps
 
     def on_run(self, plan: SchedulerOutput, tokens: Int32) -> None:
@@ -221,7 +222,8 @@ class Scheduler:
         """Append at most `jump_room` tokens to a running sequence, to compute in one chunk."""
         self.rows.append(sequence, tokens)
         sequence.total += len(tokens)
-        self.tables.extend(sequence, self.tables.columns(sequence.total) - len(sequence.blocks[0]))
+        if sequence.total > sequence.capacity:
+            self.tables.extend(sequence, sequence.total)
         self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * len(tokens))
 
     def finish(self, sequence: Sequence, now: float) -> None:
@@ -301,7 +303,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
         """Give a decoding sequence the blocks of its next token: new ones, or private copies of shared ones."""
         if sequence.computed >= sequence.capacity:
-            self.tables.extend(sequence, 1)
+            self.tables.extend(sequence, sequence.computed + 1)
         elif self.tables.tail_shared(sequence):  # else the siblings have already made their copies
             plan.block_copies += self.tables.copy_tail(sequence)
         sequence.tail_shared = False
@@ -392,7 +394,7 @@ class Scheduler:
         return take
 
     def _start(self, sequence: Sequence, computed: int) -> None:
-        sequence.capacity = len(sequence.blocks[0]) * self.block_size
+        self.tables.set_capacity(sequence)
         sequence.computed = sequence.confirmed = computed
         if not sequence.started:
             sequence.started = True

@@ -131,7 +131,7 @@ class Sequence:
         self.freed: list[int] = []
         # The number of confirmed tokens at which a window has passed another block.
         self.release_at = 0
-        # Tokens that the first table has blocks for.
+        # Tokens that all tables have blocks for.
         self.capacity = 0
         self.root = root
         self.hashes: list[bytes] = []

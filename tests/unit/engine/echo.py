@@ -17,7 +17,7 @@ from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layer_groups import one_group
+from octavo_inference.models.layer_groups import PoolLayout, one_group
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights
 
 VOCAB = 61
@@ -41,6 +41,7 @@ CONFIG = ModelConfig(
     eos_token_ids=(EOS,),
     digest="tiny",
 )
+PLAIN = one_group(CONFIG.layers)
 
 
 def answer_to(seed: int, context: np.ndarray) -> int:
@@ -74,10 +75,16 @@ def embedding_of(prompt: Sequence[int], pooling: str) -> np.ndarray:
     return total / np.float32(len(tokens))
 
 
-class EchoBackend:
-    """Its KV of a token is the token itself; the next token is a hash of all it can read through the block table.
+def seen_by(layout: PoolLayout, context: np.ndarray) -> np.ndarray:
+    """What the last token of a context attends to: the tokens that each group of layers still needs."""
+    return np.concatenate([context[group.first_needed(len(context) - 1) :] for group in layout.groups])
 
-    So a wrong slot, a wrong block, a block shared with someone who overwrote it or a copy forgotten changes the answer.
+
+class EchoBackend:
+    """Its KV of a token is the token itself; the next token is a hash of all it can read through the block tables.
+
+    So a wrong slot, a wrong block, a block shared with someone who overwrote it, one given away too early or a copy
+    forgotten changes the answer.
     """
 
     name = "echo"
@@ -87,10 +94,10 @@ class EchoBackend:
     decode_runs = False
     max_prompt_scores: int | None = None
 
-    def __init__(self, num_blocks: int, block_size: int = 4) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 4, layout: PoolLayout = PLAIN) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layout = one_group(CONFIG.layers)
+        self.layout = layout
         self.kv = np.full((num_blocks, block_size), -1, np.int64)
         self.batches: list[Batch] = []
         self.copies = 0
@@ -108,14 +115,13 @@ class EchoBackend:
 
     def step(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
-        self.kv.reshape(-1)[batch.slots[0]] = batch.tokens
+        self.kv.reshape(-1)[batch.slots] = batch.tokens
         chosen = []
         for row, position, seed in zip(batch.sample.row, batch.sample.position, batch.sample.seed, strict=True):
             owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
             seen = int(batch.positions[row]) + 1
             assert seen == position
-            context = self.kv[batch.block_table[0, owner]].reshape(-1)[:seen]
-            assert (context >= 0).all(), "reads what nobody wrote"
+            context = self.read(batch, owner, seen)
             adjust = batch.sample.adjust[len(chosen)]
             chosen.append(allowed_answer(int(seed), context, None if adjust is None else adjust.rules.mask))
         add_states(batch, self._states(batch))
@@ -130,10 +136,20 @@ class EchoBackend:
         states = []
         for token in pooled_tokens(batch.pooling).tolist():
             owner = int(np.searchsorted(batch.query_start, token, side="right")) - 1
-            context = self.kv[batch.block_table[0, owner]].reshape(-1)[: int(batch.positions[token]) + 1]
-            assert (context >= 0).all(), "reads what nobody wrote"
-            states.append(state_of(context))
+            states.append(state_of(self.read(batch, owner, int(batch.positions[token]) + 1)))
         return np.array(states, np.float32).reshape(-1, self.hidden_size)
+
+    def read(self, batch: Batch, owner: int, seen: int) -> np.ndarray:
+        """What the last of a sequence's first `seen` tokens attends to, group by group."""
+        parts = []
+        for table, group in zip(batch.block_table, self.layout.groups, strict=True):
+            first = group.first_needed(seen - 1)
+            blocks = table[owner, first // self.block_size : -(-seen // self.block_size)]
+            at = first % self.block_size
+            parts.append(self.kv[blocks].reshape(-1)[at : at + seen - first])
+        context = np.concatenate(parts)
+        assert (context >= 0).all(), "reads what nobody wrote"
+        return context
 
     def to_host(self, blocks: Sequence[int]) -> np.ndarray:
         return self.kv[list(blocks)]
@@ -217,20 +233,21 @@ def make_runner(
     host_blocks: int = 0,
     pace: float = 1.0,
     load_vocabulary: Callable[[], Compile] | None = None,
+    layout: PoolLayout = PLAIN,
 ) -> Runner:
     limits = EngineLimits(
         max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
     )
     clock = Ticks(pace)
-    backend = EchoBackend(blocks) if backend is None else backend
+    backend = EchoBackend(blocks, layout=layout) if backend is None else backend
     return Runner(Engine(backend, CONFIG, limits, clock=clock, load_vocabulary=load_vocabulary), clock)
 
 
-def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0) -> list[int]:
+def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0, layout: PoolLayout = PLAIN) -> list[int]:
     """The first `count` tokens that the backend gives to sequence `index` of a request, computed without an engine."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(answer_to(sequence_seed(seed, index), np.array(tokens, np.int64)))
+        tokens.append(answer_to(sequence_seed(seed, index), seen_by(layout, np.array(tokens, np.int64))))
     return tokens[len(prompt) :]
 
 

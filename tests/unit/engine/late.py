@@ -10,8 +10,9 @@ import numpy as np
 
 from octavo_inference.core.gather import gather
 from octavo_inference.core.model_input import RowChange, RowStep, RowTable, StepResult
+from octavo_inference.models.layer_groups import PoolLayout
 
-from .echo import EchoBackend
+from .echo import PLAIN, EchoBackend
 
 
 class LateBackend(EchoBackend):
@@ -23,9 +24,12 @@ class LateBackend(EchoBackend):
 
     steps_ahead = 1
 
-    def __init__(self, num_blocks: int, block_size: int = 4, rows: int = 8, longest: int = 64) -> None:
-        super().__init__(num_blocks, block_size)
-        self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size)
+    def __init__(
+        self, num_blocks: int, block_size: int = 4, rows: int = 8, longest: int = 64, layout: PoolLayout = PLAIN
+    ) -> None:
+        super().__init__(num_blocks, block_size, layout)
+        groups = len(layout.groups)
+        self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size, groups)
         self.table.tokens[:] = self.table.blocks[:] = -1
         self.steps: list[RowStep] = []
         self.most_in_flight = 0

@@ -41,7 +41,7 @@ class Load:
         tokens = run.finish()
         for i, (prompt, count, n, _) in enumerate(self.requests):
             for index in range(n):
-                expected = alone(prompt, count, 5, index)
+                expected = alone(prompt, count, 5, index, run.engine.backend.layout)
                 ends = [at for at, token in enumerate(expected, 1) if token in self.stops]
                 expected = expected[: ends[0] if ends else count]
                 if (i, index) in self.aborted:

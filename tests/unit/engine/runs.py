@@ -13,8 +13,9 @@ import numpy as np
 from octavo_inference.core.backend import CompletedStep, StepHandle
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import DecodeRun, Int32, RowStep
+from octavo_inference.models.layer_groups import PoolLayout
 
-from .echo import EchoBackend
+from .echo import PLAIN, EchoBackend
 
 
 class RunningBackend(EchoBackend):
@@ -22,8 +23,8 @@ class RunningBackend(EchoBackend):
 
     decode_runs = True
 
-    def __init__(self, num_blocks: int, longest: Callable[[], int] = lambda: 1000) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, longest: Callable[[], int] = lambda: 1000, layout: PoolLayout = PLAIN) -> None:
+        super().__init__(num_blocks, layout=layout)
         self.longest = longest
         self.planned: list[DecodeRun] = []
         self.ran: list[int] = []

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import msgspec
 
+from octavo_protocol.kv_tables import KvTables
+
 WORD_LIMIT = 128
 # A digest of sha512 has 135 characters.
 REVISION_LIMIT = 160
@@ -57,7 +59,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     `revision`: commit of a hub model, or digest of an image; `path`: its folder in a filled cache. `unresolved`: why
     the tag of an image has no digest. `format`: formats of the linear layers, those of most elements first;
     `quantized`: none of them has floats; `file_bytes`: size of the weights' files. `weights`: size of the weights in
-    the engine on a CPU, embedding included, by `engine.dtype` or `engine.quantization`. `token_bytes` and `row_bytes`:
+    the engine on a CPU, embedding included, by `engine.dtype` or `engine.quantization`. `kv_elements_per_token`: of all
+    block tables, each with an equal part; `kv_tables` are empty for one of full attention. `token_bytes`, `row_bytes`:
     upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     """
@@ -72,6 +75,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     file_bytes: _Count = 0
     weights: dict[_Word, _Count] = {}
     kv_elements_per_token: _Count = 0
+    kv_tables: tuple[KvTables, ...] = ()
     max_length: _Count = 0
     token_bytes: _Count = 0
     row_bytes: _Count = 0

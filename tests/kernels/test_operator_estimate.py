@@ -24,6 +24,7 @@ from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.cuda_factory import build_cuda
 from octavo_inference.model_loader import LoadedModel, TextModel, load_model
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
@@ -114,7 +115,8 @@ def spec(engine: dict[str, Any], ranks: int = 1) -> Spec:
 
 
 def report(config: ModelConfig, weights: Weights) -> ModelReport:
-    return ModelReport(max_length=config.max_positions, gpu=gpu_report(weights, config))
+    tables = pool_layout(config).kinds
+    return ModelReport(max_length=config.max_positions, kv_tables=tables, gpu=gpu_report(weights, config))
 
 
 def expect(asked: Spec, found: ModelReport, device: Device) -> GpuEstimate:
@@ -130,8 +132,10 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         settings,
         GPU_PROFILES[settings.profile],
         max_positions=needs.config.max_positions,
-        token_bytes=needs.block // needs.block_size,
+        token_bytes=needs.block // needs.block_size * len(pool_layout(needs.config).groups),
         block_size=needs.block_size,
+        tables=pool_layout(needs.config).kinds,
+        steps_ahead=1,
         room=lambda rows, tokens: device.free - needs.beside_pool(rows, tokens),
     )
     return sizes.kv_memory, sizes.max_running, sizes.max_batched_tokens

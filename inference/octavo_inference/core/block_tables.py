@@ -22,8 +22,9 @@ from octavo_common.failpoints import Failpoints
 from octavo_inference.core.block_pool import BlockPool, PoolError
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.sequence import Sequence
-from octavo_inference.models.layer_groups import LayerGroup, most_blocks
+from octavo_inference.models.layer_groups import LayerGroup
 from octavo_protocol.hashing import DIGEST_BYTES
+from octavo_protocol.kv_tables import columns_held
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class BlockTables:
         )
 
     def _most(self, group: LayerGroup, tokens: int, freed: int) -> int:
-        return most_blocks(group, tokens - freed * self.block_size, self._chunk, self.block_size)
+        return columns_held(group.reach, tokens - freed * self.block_size, self._chunk, self.block_size)
 
     def needed(self, sequence: Sequence, hit: Hit, computed: int) -> int:
         """Available blocks that a waiting sequence needs to compute all of its tokens, `computed` being there."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import BatchProfile, EngineSettings
+from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,14 @@ def fit(
     block_size: int,
     room: Callable[[int, int], int],
     host_room: int | None = None,
+    tables: Sequence[KvTables] = (),
+    steps_ahead: int = 0,
 ) -> CacheSizes:
     """Resolve all sizes.
 
-    `token_bytes` is the size of one token's K and V over all layers, `block_size` the backend's default.
+    `token_bytes` is the size of one token's K and V over all layers, `block_size` the backend's default. `tables` are
+    the block tables of a sequence (none: one with full attention), each with an equal part of these bytes.
+    `steps_ahead` is how many steps are launched before the oldest is collected.
     `room(rows, tokens)` returns how many bytes the KV pool may take in addition to the buffers of steps with that many
     sequences and tokens. `host_room` bounds the host memory for preempted sequences if the pool is not in host memory.
     Raises `SettingsError` with the numbers if the settings contradict each other or exceed the memory.
@@ -54,23 +58,30 @@ def fit(
             "max_model_len",
         )
     max_running = settings.max_running_requests or profile.max_running_requests
-    block_bytes = token_bytes * block_size
+    count = table_count(tables)
+    block_bytes = token_bytes * block_size // count
+    chunk = _batched_tokens(settings, profile, max_running, wanted_len) * (1 + steps_ahead)
+
+    def bytes_of(tokens: int) -> int:
+        return blocks_held(tables, tokens, chunk, block_size) * block_bytes
+
     kv_memory = settings.kv_memory
     if kv_memory is None:
         # More than all rows at full length can hold would stay unused.
-        useful = max_running * math.ceil(wanted_len / block_size) * block_bytes
+        useful = max_running * bytes_of(wanted_len)
         kv_memory = min(room(max_running, _batched_tokens(settings, profile, max_running, wanted_len)), useful)
     num_blocks = max(0, kv_memory // block_bytes)
-    if num_blocks < 2:
+    if num_blocks < 2 * count:
         raise SettingsError(
-            f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least 2 are needed",
+            f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least {2 * count} are "
+            "needed",
             "kv_memory",
         )
-    capacity = num_blocks * block_size
+    capacity = longest_held(tables, num_blocks, chunk, block_size, num_blocks * block_size)
     if capacity < wanted_len and settings.max_model_len is not None:
         raise SettingsError(
             f"max_model_len {wanted_len} does not fit kv_memory: {kv_memory} bytes hold {capacity} tokens; "
-            f"{math.ceil(wanted_len / block_size) * block_bytes} bytes are needed",
+            f"{bytes_of(wanted_len)} bytes are needed",
             "max_model_len",
         )
     if capacity < wanted_len:

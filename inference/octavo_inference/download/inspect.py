@@ -29,6 +29,7 @@ from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
@@ -67,7 +68,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
 
 
 def _report(outline: Outline, config: ModelConfig) -> ModelReport:
-    size = measure(outline.weights, config)
+    size, kinds = measure(outline.weights, config), pool_layout(config).kinds
     return ModelReport(
         architecture=config.architecture,
         parameters=outline.parameters,
@@ -76,6 +77,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         file_bytes=outline.nbytes,
         weights=size.weights,
         kv_elements_per_token=size.kv_elements,
+        kv_tables=kinds if any(kind.reach is not None for kind in kinds) else (),
         max_length=config.max_positions,
         token_bytes=size.token,
         row_bytes=size.row,

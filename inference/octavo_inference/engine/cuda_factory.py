@@ -20,6 +20,7 @@ from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import ForeignModel, LoadedModel
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ def build_cuda(
         group, device = meet(settings, model.config.digest, ranks)
     config, weights = shard(model.config, model.weights, rank=0, size=group.size)
     need = memory_needs(settings, config, weights, device, group)
+    layout = pool_layout(config)
 
     def room(rows: int, tokens: int) -> int:
         if interpreted:
@@ -69,10 +71,12 @@ def build_cuda(
         settings,
         GPU_PROFILES[settings.profile],
         max_positions=config.max_positions,
-        token_bytes=need.block // need.block_size,
+        token_bytes=need.block // need.block_size * len(layout.groups),
         block_size=need.block_size,
         room=room,
         host_room=int(available_memory() * _SWAP_ROOM),
+        tables=layout.kinds,
+        steps_ahead=1,
     )
     if not interpreted:
         beside = need.beside_pool(sizes.max_running, sizes.max_batched_tokens)

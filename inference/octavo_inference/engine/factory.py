@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -27,8 +27,10 @@ from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
 from octavo_inference.models.info import ModelInfo
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
 from octavo_inference.models.weights import Weights
+from octavo_protocol.kv_tables import KvTables
 
 if TYPE_CHECKING:  # loads the kernels
     from octavo_inference.backends.cpu.backend import CpuBackend
@@ -203,7 +205,9 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     element_bytes, default_block = _element_bytes(name, dtype)
     free = available_memory()
     require_memory(model.text.path, _weight_bytes(model.weights, name, dtype, settings.quantization), free)
-    sizes = _fit(settings, model.config, element_bytes, default_block, free)
+    layout = pool_layout(model.config)
+    token = layout.token_bytes(model.config, element_bytes)
+    sizes = _fit(settings, model.config, token, default_block, free, layout.kinds)
     # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     for tensor in model.weights.tensors():
@@ -254,7 +258,8 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
     torch.set_num_threads(threads)
     module = load_module(model.folder, model.config, getattr(torch, dtype))
     config, shapes = prepare(module, model.config, model.folder)
-    sizes = _fit(settings, config, element_bytes, hf.DEFAULT_BLOCK_SIZE, available_memory())
+    token = config.kv_bytes_per_token(element_bytes)
+    sizes = _fit(settings, config, token, hf.DEFAULT_BLOCK_SIZE, available_memory())
     name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
     log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
     backend = hf.TransformersBackend(
@@ -270,7 +275,14 @@ def _choose_foreign_dtype() -> Literal["bfloat16", "float32"]:
     return "bfloat16" if machine_flags() & {"avx512_bf16", "amx_bf16", "bf16"} else "float32"  # the last is ARM's
 
 
-def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_size: int, free: int) -> CacheSizes:
+def _fit(
+    settings: EngineSettings,
+    config: ModelInfo,
+    token_bytes: int,
+    block_size: int,
+    free: int,
+    tables: Sequence[KvTables] = (),
+) -> CacheSizes:
     """Resolve the sizes on a CPU; `free` is the bytes available before weights are packed."""
     percent = settings.kv_memory_percent
     if percent is not None and settings.kv_memory is not None:
@@ -282,9 +294,10 @@ def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_
         settings,
         PROFILES[settings.profile],
         max_positions=config.max_positions,
-        token_bytes=config.kv_bytes_per_token(element_bytes),
+        token_bytes=token_bytes,
         block_size=block_size,
         room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
+        tables=tables,
     )
 
 

@@ -13,12 +13,13 @@ A model of one kind has one group of all its layers. The idea is vLLM's hybrid K
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
 from octavo_inference.models.config import ModelConfig
+from octavo_protocol.kv_tables import KvTables
 
 _MOST_GROUPS = 16
 
@@ -72,24 +73,18 @@ class PoolLayout:
                 return number, group.layers.index(layer)
         raise KeyError(f"layer {layer} has no K and V in the pool")
 
-    def blocks(self, tokens: int, chunk: int, block_size: int) -> int:
-        """Most blocks that a sequence holds at a time until it has `tokens`, if it computes up to `chunk` at once."""
-        return sum(most_blocks(group, tokens, chunk, block_size) for group in self.groups)
+    @property
+    def kinds(self) -> tuple[KvTables, ...]:
+        """The number of block tables of each kind."""
+        counts = Counter(group.reach for group in self.groups)
+        return tuple(KvTables(count, reach) for reach, count in counts.items())
 
-    def longest(self, blocks: int, chunk: int, block_size: int, most: int) -> int:
-        """Tokens of the longest sequence that fits into this many blocks, at most `most`."""
-        low, high = 0, most
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.blocks(middle, chunk, block_size) <= blocks else (low, middle - 1)
-        return low
-
-
-def most_blocks(group: LayerGroup, tokens: int, chunk: int, block_size: int) -> int:
-    """Most blocks of one group that a sequence holds at a time until it has `tokens`."""
-    whole = ceil(tokens / block_size)
-    # The tokens at both ends may lie in blocks of their own.
-    return whole if group.reach is None else min(whole, ceil((group.reach + chunk) / block_size) + 1)
+    def token_bytes(self, config: ModelConfig, bytes_per_element: int) -> int:
+        """Size of a token in the blocks of all tables, the parts of blocks that no layer uses included."""
+        size = config.kv_bytes_per_token(bytes_per_element)
+        if len(self.groups) == 1:
+            return size
+        return size // config.attention_layers * self.depth * len(self.groups)
 
 
 def one_group(layers: int) -> PoolLayout:

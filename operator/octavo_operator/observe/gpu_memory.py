@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
+from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
 
 _MIB = 1 << 20
 _BLOCK_SIZE = 16
 _ID_BYTES = 4
 _SCALE_BYTES = 4
+_STEPS = 2  # in flight
 _TRANSFER = 8 * _MIB
 # What a process has of a GPU before it loads a model: its CUDA context and what the driver keeps. At least this much of
 # the memory in the node's label is missing then; a server knows it exactly.
@@ -41,7 +43,7 @@ class GpuEstimate:
     """Bytes on each GPU of one replica at full use. `card` is the GPU; None if only `kv` is known to matter.
 
     `room`: what the rest leaves for the KV pool, negative if it leaves nothing. `sequence`: KV of the longest
-    sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
+    sequence; `block`: a block of the pool; `length`: longest sequence in tokens.
     """
 
     card: Card | None
@@ -55,6 +57,8 @@ class GpuEstimate:
     block: int
     block_size: int
     length: int
+    tables: tuple[KvTables, ...] = ()
+    chunk: int = 0
 
     @property
     def total(self) -> int:
@@ -64,12 +68,16 @@ class GpuEstimate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV pool holds."""
-        return self.kv // self.block * self.block_size
+        return self.tokens_in(self.kv)
 
     @property
     def least(self) -> int:
         """Fewest bytes of KV with which a server starts."""
-        return 2 * self.block
+        return 2 * table_count(self.tables) * self.block
+
+    def tokens_in(self, kv: int) -> int:
+        """Tokens of sequences of the longest length that fit into this many bytes."""
+        return tokens_held(self.tables, kv // self.block, self.chunk, self.block_size, self.length)
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -108,15 +116,20 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     whole = 0 if settings.chunked_prefill else longest
     tokens = settings.max_batched_tokens or max(profile.max_batched_tokens, rows, whole)
     block_size = settings.block_size or _BLOCK_SIZE
-    block = token * block_size
-    working = _working(settings, gpu, share, rows, tokens, longest, block_size) + max(_TRANSFER, block)
+    kinds = found.kv_tables
+    block = token * block_size // table_count(kinds)
+    chunk = _STEPS * tokens
+    columns = table_count(kinds) * math.ceil(longest / block_size)
+    working = _working(settings, gpu, share, rows, tokens, longest, columns) + max(_TRANSFER, block)
     graphs = 0 if settings.cuda_graphs is False else _GRAPHS + _GRAPH * graph_count(rows, tokens)
     memory = card.memory if card else 0
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
     room = memory - weights - working - graphs - reserve
-    useful = rows * math.ceil(longest / block_size) * block
+    useful = rows * blocks_held(kinds, longest, chunk, block_size) * block
     kv = (settings.kv_memory or max(0, min(room, useful))) // block * block
-    length = longest if settings.max_model_len else min(longest, max(kv // block, 1) * block_size)
+    length = longest
+    if not settings.max_model_len:
+        length = max(longest_held(kinds, kv // block, chunk, block_size, longest), min(longest, block_size))
     return GpuEstimate(
         card=card,
         weights=weights,
@@ -125,10 +138,12 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
         graphs=graphs,
         reserve=reserve,
         room=room,
-        sequence=math.ceil(length / block_size) * block,
+        sequence=blocks_held(kinds, length, chunk, block_size) * block,
         block=block,
         block_size=block_size,
         length=length,
+        tables=kinds,
+        chunk=chunk,
     )
 
 
@@ -148,13 +163,13 @@ def _element_bytes(settings: EngineSettings) -> int:
 
 
 def _working(
-    settings: EngineSettings, gpu: GpuReport, share: GpuShare, rows: int, tokens: int, longest: int, block_size: int
+    settings: EngineSettings, gpu: GpuReport, share: GpuShare, rows: int, tokens: int, longest: int, columns: int
 ) -> int:
     """Buffers of steps, without those of KV transfers. The row table has one row more than there are sequences."""
     size = _element_bytes(settings)
     eight_bits = share.widest if _kind(settings) in share.fp8 else 0
     ordered = size * share.widest * max(tokens, rows) if _kind(settings) in share.ordered else 0
-    ids = longest + math.ceil(longest / block_size) + 8
+    ids = longest + columns + 8
     return (
         share.fixed
         + ordered

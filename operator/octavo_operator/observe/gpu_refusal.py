@@ -97,7 +97,7 @@ def _ways(gpu: Gpu, settings: EngineSettings, found: ModelReport, expected: GpuE
     if settings.kv_memory and room >= max(expected.least, sequence):
         yield f"lower spec.engine.kv.memory to {mib(room, up=False)}"
     elif settings.max_model_len and room >= expected.least:
-        tokens = room // expected.block * expected.block_size
+        tokens = expected.tokens_in(room)
         memory = f" and spec.engine.kv.memory to {mib(room, up=False)}" if settings.kv_memory else ""
         yield f"lower spec.engine.maxModelLen to {tokens}{memory}"
 

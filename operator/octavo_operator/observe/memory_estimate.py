@@ -6,12 +6,12 @@ the two. Working memory depends on the node's instruction set: the estimate take
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
+from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
 from octavo_protocol.model import ModelReport
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
@@ -30,7 +30,7 @@ _SIZING = (
 class Estimate:
     """Bytes of one replica in RAM at full use.
 
-    `sequence`: KV of the longest sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
+    `sequence`: KV of the longest sequence; `block`: a block of the pool; `length`: longest sequence in tokens.
     """
 
     limit: int
@@ -42,6 +42,8 @@ class Estimate:
     block: int
     block_size: int
     length: int
+    tables: tuple[KvTables, ...] = ()
+    chunk: int = 0
 
     @property
     def total(self) -> int:
@@ -51,7 +53,16 @@ class Estimate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV pool holds."""
-        return self.kv // self.block * self.block_size
+        return self.tokens_in(self.kv)
+
+    @property
+    def least(self) -> int:
+        """Fewest bytes of KV with which a server starts."""
+        return 2 * table_count(self.tables) * self.block
+
+    def tokens_in(self, kv: int) -> int:
+        """Tokens of sequences of the longest length that fit into this many bytes."""
+        return tokens_held(self.tables, kv // self.block, self.chunk, self.block_size, self.length)
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -77,13 +88,14 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     profile = PROFILES[settings.profile]
     running = settings.max_running_requests or profile.max_running_requests
     block_size = settings.block_size or _BLOCK_SIZE
-    block = token * block_size
+    kinds = found.kv_tables
+    block = token * block_size // table_count(kinds)
     length = min(settings.max_model_len or found.max_length, found.max_length)
-    kv = _pool(settings, limit, running * math.ceil(length / block_size) * block) // block * block
+    chunk = _batched(settings, running, length)
+    kv = _pool(settings, limit, running * blocks_held(kinds, length, chunk, block_size) * block) // block * block
     if settings.max_model_len is None:
-        length = min(length, max(kv // block, 1) * block_size)
-    whole = 0 if settings.chunked_prefill else length
-    tokens = settings.max_batched_tokens or max(profile.max_batched_tokens, running, whole)
+        length = max(longest_held(kinds, kv // block, chunk, block_size, length), min(length, block_size))
+    tokens = _batched(settings, running, length)
     return Estimate(
         limit=limit,
         weights=weights,
@@ -93,11 +105,19 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
         swap=_swap(settings, kv),
-        sequence=math.ceil(length / block_size) * block,
+        sequence=blocks_held(kinds, length, chunk, block_size) * block,
         block=block,
         block_size=block_size,
         length=length,
+        tables=kinds,
+        chunk=chunk,
     )
+
+
+def _batched(settings: EngineSettings, running: int, length: int) -> int:
+    """Most tokens of a step."""
+    whole = 0 if settings.chunked_prefill else length
+    return settings.max_batched_tokens or max(PROFILES[settings.profile].max_batched_tokens, running, whole)
 
 
 def _pool(settings: EngineSettings, limit: int, useful: int) -> int:
@@ -136,10 +156,10 @@ def _too_little(spec: Spec, found: Estimate) -> str:
     rest, length_given = found.total - found.kv, settings.max_model_len is not None
     ways = [f"set at least {mib(found.total)}"]
     room = (found.limit - rest) // found.block * found.block
-    if room >= max(2 * found.block, found.sequence if length_given else 0):
+    if room >= max(found.least, found.sequence if length_given else 0):
         ways.append(f"lower spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}")
-    elif room >= 2 * found.block and length_given:
-        tokens = room // found.block * found.block_size
+    elif room >= found.least and length_given:
+        tokens = found.tokens_in(room)
         pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
     parts = [

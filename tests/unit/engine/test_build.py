@@ -138,13 +138,13 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_read(monkeypatch: py
 @pytest.mark.parametrize(("percent", "blocks"), [(None, 25), (50, 50), (90, 90)])
 def test_the_pool_takes_its_percent_of_the_free_memory(percent: int | None, blocks: int) -> None:
     settings = EngineSettings(kv_memory_percent=percent)
-    assert factory._fit(settings, CONFIG, 2, 32, free=100 * BLOCK_BYTES).num_blocks == blocks
+    assert factory._fit(settings, CONFIG, CONFIG.kv_bytes_per_token(2), 32, free=100 * BLOCK_BYTES).num_blocks == blocks
 
 
 def test_a_percent_beside_a_size_is_refused() -> None:
     settings = EngineSettings(kv_memory_percent=50, kv_memory=2**20)
     with pytest.raises(SettingsError, match="percent 50 and kv_memory 1048576 both size the KV pool"):
-        factory._fit(settings, CONFIG, 2, 32, free=2**30)
+        factory._fit(settings, CONFIG, CONFIG.kv_bytes_per_token(2), 32, free=2**30)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from octavo_inference.backends.cpu.native.packed_formats import (
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
 _DTYPES: tuple[Dtype, ...] = ("auto", "bfloat16", "float32")
@@ -48,7 +49,9 @@ def measure(weights: Weights, config: ModelConfig) -> Footprint:
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
     embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
     by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
-    return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config), largest_unpacked(weights))
+    return Footprint(
+        by_format, pool_layout(config).token_bytes(config, 1), *_working(config), largest_unpacked(weights)
+    )
 
 
 def partial_floats(config: ModelConfig) -> int:

@@ -16,6 +16,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard, vocab_share
 from octavo_inference.models.weights import Weights
 from octavo_protocol.model import GpuReport, GpuShare
@@ -65,9 +66,9 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     return GpuShare(
         ranks=ranks,
         weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
-        kv_elements_per_token=config.kv_bytes_per_token(1),
+        kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
-        token=16 + 4 * config.hidden + _ALTERNATIVES + 32,
+        token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32,
         token_elements=2 * config.hidden + qkv + 2 * attended + 3 * config.intermediate,
         widest=max(config.hidden, attended, config.intermediate),
         row=_row(config, ranks),

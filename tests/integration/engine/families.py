@@ -17,6 +17,7 @@ from octavo_inference.backends.cpu.native import library
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import load_model
+from octavo_inference.models.layer_groups import PoolLayout, pool_layout
 
 torch = pytest.importorskip("torch", reason="compares with transformers")
 transformers = pytest.importorskip("transformers", reason="compares with transformers")
@@ -237,7 +238,8 @@ def save(model: Any, folder: Path) -> None:
 def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str = "float32") -> list[Any]:
     """The reference and the native kernels over one loaded model."""
     model = load_model(str(path))
-    sizes = {"num_blocks": 24, "block_size": BLOCK, "max_model_len": max_model_len}
+    blocks = 24 * len(pool_layout(model.config).groups) + 1
+    sizes = {"num_blocks": blocks, "block_size": BLOCK, "max_model_len": max_model_len}
     result: list[Any] = [ReferenceBackend(model.config, model.weights, **sizes)]
     cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": dtype, "threads": 2} | sizes
     for variant in library.available()[: 1 if only_best else None]:
@@ -246,15 +248,19 @@ def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str
     return result
 
 
-def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[int, int]]) -> Batch:
-    """Each sequence advances over its span."""
+def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[int, int]], layout: PoolLayout) -> Batch:
+    """Each sequence advances over its span. The blocks that its windows have passed are the last one of the pool."""
     positions = [np.arange(*span, dtype=np.int32) for span in spans]
-    table = np.array([blocks], np.int32)
+    table = np.array(blocks, np.int32) + 24 * np.arange(len(layout.groups), dtype=np.int32)[:, None, None]
+    for number, group in enumerate(layout.groups):
+        for i, (start, _) in enumerate(spans):
+            table[number, i, : group.first_needed(start) // BLOCK] = 24 * len(layout.groups)
+    slots = [table[:, i, p // BLOCK] * BLOCK + p % BLOCK for i, p in enumerate(positions)]
     ends = np.cumsum([len(p) for p in positions])
     return Batch(
         tokens=np.concatenate([t[a:b] for t, (a, b) in zip(tokens, spans, strict=True)]).astype(np.int32),
         positions=np.concatenate(positions),
-        slots=np.concatenate([table[:, i, p // BLOCK] * BLOCK + p % BLOCK for i, p in enumerate(positions)], axis=1),
+        slots=np.ascontiguousarray(np.concatenate(slots, axis=1)),
         query_start=np.array([0, *ends], np.int32),
         seq_len=np.array([end for _, end in spans], np.int32),
         block_table=table,
@@ -268,6 +274,13 @@ def spans(length: int) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
+def spoil(backend: Any, block: int) -> None:
+    """Fill a block with NaN."""
+    saved = backend.to_host([block]).copy()
+    saved.view(np.uint8)[:] = 0xFF
+    backend.from_host(saved, [block])
+
+
 def compare(family: Family, model: Any, backend: Any, tolerance: float = 2e-4) -> None:
     """Logits after every chunk and decode step of several prompts that advance side by side."""
     rng = np.random.default_rng(0)
@@ -278,10 +291,11 @@ def compare(family: Family, model: Any, backend: Any, tolerance: float = 2e-4) -
             model(torch.tensor([t]), use_cache=False).logits[0].numpy() for t in tokens
         ]
     steps = [spans(len(t)) for t in tokens]
+    spoil(backend, backend.num_blocks - 1)
     for step in range(max(map(len, steps))):
         active = [i for i, s in enumerate(steps) if step < len(s)]
         now = [steps[i][step] for i in active]
-        got = backend.logits(batch([tokens[i] for i in active], [places[i] for i in active], now))
+        got = backend.logits(batch([tokens[i] for i in active], [places[i] for i in active], now, backend.layout))
         for i, (_, end), row in zip(active, now, got, strict=True):
             wanted = expected[i][end - 1]
             assert np.abs(wanted).max() > 0.05

@@ -119,6 +119,22 @@ def test_window(record: Record, window: int, parts: bool) -> None:
     compare(record, make(sequences, 4, 2, 64), f"window {window}{', parts' * parts}", tile=SMALL, **how)
 
 
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("window", [1, 5, 17, 40])
+def test_blocks_behind_the_window_are_not_read(record: Record, window: int, parts: bool) -> None:
+    """They may be another sequence's by now, or hold NaN."""
+    sequences = decodes(16) if parts else [(150, 70), (96, 96), (131, 3), (90, 1)]
+    batch = make(sequences, 4, 2, 64)
+    wanted = expected(batch, window=window)
+    spoilt = next(i for i, block in enumerate(batch.pool.data[0]) if block.isnan().all())
+    for i, (length, queries) in enumerate(sequences):
+        batch.block_table[i, : max(0, length - queries - window + 1) // 16] = spoilt
+    how = {"parts": parts_of(sequences, 40) if parts else None, "window": window, "tile": WIDE}
+    error = float((run(batch, **how).double() - wanted).abs().max())
+    assert error < EXACT
+    record("attend", f"window {window}, blocks behind it freed{', parts' * parts}", batch.pool.data.dtype, error)
+
+
 @pytest.mark.parametrize("keys", [16, 32])
 @pytest.mark.parametrize("window", [None, 24, 60])
 def test_masks_are_skipped_for_whole_tiles_only(record: Record, window: int | None, keys: int) -> None:

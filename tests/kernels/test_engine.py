@@ -22,6 +22,7 @@ from octavo_inference.core.logit_rules import bitmask
 from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
 from octavo_inference.core.request import Guidance, Output, TokenLogprobs
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Tensor, Weights
 
 from ..unit.engine.echo import CONFIG, Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
@@ -116,7 +117,7 @@ def expected() -> dict[str, dict[tuple[str, int], list[int]]]:
         ("with everything", 32, NO_CACHE),
         ("with everything", 32, {"caching": False, "budget": 7, "max_running": 3}),
         ("plain", 4, {}),
-        ("with everything", 4, {"host_blocks": 20}),
+        ("with everything", 8, {"host_blocks": 20}),
     ],
     ids=["company", "company, with everything", "chunks", "preemption by recompute", "preemption by swap"],
 )
@@ -219,7 +220,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 def test_logits_are_those_of_the_reference(model: Model, record: Callable[..., None]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
-    step = prompt(tokens, [3, 1, 4, 0])
+    step = prompt(tokens, [3, 1, 4, 0], len(pool_layout(model[0]).groups))
     found, wanted = cuda(model).logits(step), reference(model).logits(gather(step))
     error = float(np.abs(found - wanted).max())
     record("engine: logits", "4/2 heads of 8, 2 layers", "float32", error)
@@ -230,7 +231,7 @@ def test_logits_are_those_of_the_reference(model: Model, record: Callable[..., N
 @pytest.mark.parametrize("kv_dtype", ["int8", "fp8"])
 def test_eight_bit_keys_and_values_are_close(model: Model, kv_dtype: str, record: Callable[..., None]) -> None:
     tokens = np.random.default_rng(1).integers(0, 60, 30).astype(np.int32)
-    step = prompt(tokens, [3, 1, 4, 0])
+    step = prompt(tokens, [3, 1, 4, 0], len(pool_layout(model[0]).groups))
     found, wanted = cuda(model, kv_dtype=kv_dtype).logits(step), reference(model).logits(gather(step))
     divergence = kl(wanted, found)
     record(f"engine: KL of logits, {kv_dtype} KV", "4/2 heads of 8, 2 layers", "float32", divergence)
@@ -266,12 +267,14 @@ def test_a_card_without_fp8_is_told_to_keep_int8() -> None:
     check(CONFIG, card, "int8")
 
 
-def prompt(tokens: np.ndarray, blocks: list[int]) -> RowStep:
-    """All of one sequence, logits of each token."""
+def prompt(tokens: np.ndarray, blocks: list[int], groups: int = 1) -> RowStep:
+    """All of one sequence, logits of each token. Each group of layers has these blocks, five further on."""
     count = len(tokens)
-    table = RowTable.zeros(1, LONGEST, BLOCK, CONFIG.vocab)
-    table.tokens[0, :count], table.blocks[0, 0, : len(blocks)] = tokens, blocks
-    changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0, 0])]
+    table = RowTable.zeros(1, LONGEST, BLOCK, CONFIG.vocab, groups=groups)
+    table.tokens[0, :count] = tokens
+    for group in range(groups):
+        table.blocks[0, group, : len(blocks)] = np.array(blocks) + 5 * group
+    changes = [RowChange("tokens", 0, 0, table.tokens[0]), RowChange("blocks", 0, 0, table.blocks[0].reshape(-1))]
     at, own = np.arange(count, dtype=np.int32), np.zeros(count, np.int32)
     samples = RowSamples(query=at, row=own, position=at + 1, logprobs=own - 1, penalties=[None] * count)
     return RowStep(changes, own[:1], np.array([0, count], np.int32), np.array([count], np.int32), samples, table)

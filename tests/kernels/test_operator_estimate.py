@@ -24,8 +24,8 @@ from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.cuda_factory import build_cuda
 from octavo_inference.model_loader import LoadedModel, TextModel, load_model
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.groups import GroupedMatrix, Grouping
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
 from octavo_operator.api.v1alpha1 import Spec

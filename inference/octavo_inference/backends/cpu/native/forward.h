@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_part.h"
+#include "experts.h"
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
@@ -23,7 +24,7 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), expert_plan_(m, b), pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
@@ -57,7 +58,10 @@ class Forward final : public Job {
   void layer(Step<P>& step, size_t index) {
     const Layer& layer = layers_[index];
     attention_part(step, layer, kv_layer<P>(m_, i64(index)), plan_);
-    mlp_part(step, layer);
+    if (layer.experts)
+      ExpertsPart<P>(step, layer, index, expert_plan_).run();
+    else
+      mlp_part(step, layer);
   }
 
   void choose(Step<P>& step) {
@@ -100,6 +104,7 @@ class Forward final : public Job {
   Profile& profile_;
   const std::vector<Layer> layers_;
   AttentionPlan plan_;
+  ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

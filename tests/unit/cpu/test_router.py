@@ -51,9 +51,7 @@ def route(
     weights = np.full(ids.shape, np.nan, np.float32)
     added = None if correction is None else address(correction)
     structure = routing(experts)
-    kernels.library.octavo_route(
-        byref(structure), added, address(scores), len(logits), address(ids), address(weights)
-    )
+    kernels.library.octavo_route(byref(structure), added, address(scores), len(logits), address(ids), address(weights))
     return ids, weights
 
 

@@ -40,6 +40,8 @@ GROUPS = 10
 PACKED: dict[PackedFormat, int] = {
     name: number if number < 2 else number + 14 for number, name in enumerate(get_args(PackedFormat))
 }
+
+
 def is_of_integers(format_: int) -> bool:
     """Whether a packed format is one of integers, with scales."""
     return format_ >= PACKED["int4"] and format_ != PACKED["fp8"]

@@ -49,8 +49,13 @@ def longest_held(kinds: Sequence[KvTables], blocks: int, chunk: int, block_size:
 
 
 def tokens_held(kinds: Sequence[KvTables], blocks: int, chunk: int, block_size: int, length: int) -> int:
-    """Tokens that so many blocks hold, of sequences of `length` tokens each."""
+    """Tokens that so many blocks hold, of sequences of `length` tokens that generate.
+
+    Less than one such sequence where the blocks are too few to compute it in chunks.
+    """
     if not any(kind.reach is not None for kind in kinds):
         return blocks // table_count(kinds) * block_size
-    whole, rest = divmod(blocks, blocks_held(kinds, length, chunk, block_size))
-    return whole * length + longest_held(kinds, rest, chunk, block_size, length)
+    if blocks < blocks_held(kinds, length, chunk, block_size):
+        return longest_held(kinds, blocks, chunk, block_size, length)
+    whole, rest = divmod(blocks, blocks_held(kinds, length, 1, block_size))
+    return whole * length + longest_held(kinds, rest, 1, block_size, length)

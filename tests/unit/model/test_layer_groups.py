@@ -133,6 +133,11 @@ def test_sums_of_blocks(tokens: int, chunk: int, block_size: int) -> None:
     longest = longest_held(kinds, held, chunk, block_size, 1000)
     assert longest >= tokens
     assert blocks_held(kinds, longest, chunk, block_size) <= held < blocks_held(kinds, longest + 1, chunk, block_size)
-    assert tokens_held(kinds, 3 * held, chunk, block_size, tokens) == 3 * tokens
+    assert tokens_held(kinds, held, chunk, block_size, tokens) >= tokens
+    assert tokens_held(kinds, held - 1, chunk, block_size, tokens) == longest_held(
+        kinds, held - 1, chunk, block_size, tokens
+    )
+    generating = blocks_held(kinds, tokens, 1, block_size)
+    assert tokens_held(kinds, 99 * generating, chunk, block_size, tokens) == 99 * tokens
     assert blocks_held((), tokens, chunk, block_size) == whole
     assert tokens_held((), 7, chunk, block_size, tokens) == 7 * block_size

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.footprint import partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.decoder_packing import pack
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
-from octavo_inference.backends.cpu.native.packing import Packed, address, pack
+from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate

@@ -1,9 +1,8 @@
-"""Packs canonical weights into the kernels' layout, in C, in parallel."""
+"""Packs matrices into the kernels' layout, in C, in parallel."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -32,14 +31,11 @@ from octavo_inference.backends.cpu.native.pieces import (
     read_piece,
 )
 from octavo_inference.common.memory_advice import Arena
-from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.positions import alibi_slopes
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize, exact_half
+from octavo_inference.models.weights import Matrix, Tensor, dequantize, exact_half
 
 _PIECE_VALUES = 2 << 20  # of a matrix that is read in pieces
 _READERS = min(4, os.cpu_count() or 1)
 _LINE = 64  # bytes
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -216,66 +212,3 @@ class Packer:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
         return address(array)
-
-
-def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
-    """Pack all weights of a decoder. The embedding is read in place (usually a mapped file), unless it is f16."""
-    packed = Packed()
-    packer = Packer(kernels, team, wanted, packed)
-    packed.layers = [_layer(packer, config, number, weights.layers[number]) for number in range(config.layers)]
-    if not config.post_residual_norms:
-        packed.final_norm = packer.norm(weights.final_norm, weights.final_norm_bias, config.hidden)
-    packed.lm_head = packer.matrix((weights.lm_head,), biases=(weights.head_bias,), names=("lm_head",))
-    packed.embedding = packer.stored(weights.embedding)
-    if weights.positions is not None:
-        packed.positions = packer.stored(weights.positions)
-    packed.token_type = packer.vector(weights.token_type)
-    if config.embedding_norm:
-        packed.embedding_norm = packer.norm(weights.embedding_norm, weights.embedding_norm_bias, config.hidden)
-    if packed.unkept:
-        _LOG.warning(
-            "weights become bfloat16, because the CPU kernels have no packed format for them: %s",
-            "; ".join(f"{why} ({len(at)} linears, first {at[0]})" for why, at in packed.unkept.items()),
-        )
-    return packed
-
-
-def _layer(packer: Packer, config: ModelConfig, number: int, weights: LayerWeights) -> abi.Layer:
-    """One layer. A part that the layer does not have is left empty."""
-    layer, part = abi.Layer(), config.part(number)
-
-    def linear(*roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
-        matrices = [getattr(weights, role) for role in roles]
-        biases = [getattr(weights, f"{role}_bias") for role in roles]
-        return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
-
-    def norm(role: str, width: int = config.hidden) -> abi.Norm:
-        return packer.norm(getattr(weights, role), getattr(weights, f"{role}_bias"), width)
-
-    output_norms = config.output_norms or config.post_residual_norms
-    if part.attention:
-        layer.qkv, layer.output = linear("q", "k", "v"), linear("o")
-        layer.heads, layer.kv_heads = part.heads, part.kv_heads
-        if config.input_norms:
-            layer.input_norm = norm("input_norm")
-        if output_norms:
-            layer.attention_output_norm = norm("attention_output_norm")
-        if config.qk_norm is not None:
-            width = max(layer.heads, layer.kv_heads) * config.head_dim
-            layer.q_norm, layer.k_norm = norm("q_norm", width), norm("k_norm", width)
-            given = [each.shape[0] for each in (weights.q_norm, weights.k_norm) if each is not None]
-            if config.qk_norm == "head" and any(size > config.head_dim for size in given):
-                layer.head_norm_stride = config.head_dim
-        layer.sinks = packer.vector(weights.sinks)
-        if config.alibi:
-            layer.slopes = packer.own(alibi_slopes(layer.heads))
-    if part.feed_forward == "dense":
-        layer.gate_up = linear("gate", "up", arrangement=abi.INTERLEAVED) if config.gated else linear("up")
-        layer.down = linear("down")
-        if config.input_norms:
-            layer.post_norm = norm("input_norm" if config.shared_norm else "post_norm")
-        if output_norms:
-            layer.mlp_output_norm = norm("mlp_output_norm")
-        if weights.xielu is not None:
-            layer.xielu_positive, layer.xielu_negative = dequantize(weights.xielu).tolist()
-    return layer

@@ -19,7 +19,7 @@ from octavo_inference.core.model_input import Penalty, RowSamples, RowStep, RowT
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.rope import Llama3Scaling
-from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize, required
+from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize
 
 from .decoders import random_weights
 from .test_quantised import random_blocks
@@ -249,21 +249,14 @@ def quantised_weights(
     """Weights in the formats of a mixed GGUF file."""
     qk, v, o, gate_up, down, lm_head = formats
 
-    def blocks(format_: BlockFormat, matrix: Matrix | None) -> Tensor:
-        like = required(matrix)
+    def blocks(format_: BlockFormat, like: Matrix) -> Tensor:
         return random_blocks(rng, format_, *like.shape, scale=QUANTISED_SCALES[format_])
 
     weights = random_weights(config, rng)
+    roles = {"q": qk, "k": qk, "v": v, "o": o, "gate": gate_up, "up": gate_up, "down": down}
     layers = tuple(
         replace(
-            layer,
-            q=blocks(qk, layer.q),
-            k=blocks(qk, layer.k),
-            v=blocks(v, layer.v),
-            o=blocks(o, layer.o),
-            gate=None if layer.gate is None else blocks(gate_up, layer.gate),
-            up=blocks(gate_up, layer.up),
-            down=blocks(down, layer.down),
+            layer, **{role: blocks(format_, like) for role, format_ in roles.items() if (like := getattr(layer, role))}
         )
         for layer in weights.layers
     )

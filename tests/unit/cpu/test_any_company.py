@@ -87,7 +87,7 @@ OTHERS: dict[str, object] = {
     "gated": False,
     "activation": "gelu",
     "sinks": True,
-    "alibi": True,
+    "alibi": 1.0,
     "chunks": (None, 24, None),
     "learned_positions": 256,
     "embedding_norm": True,

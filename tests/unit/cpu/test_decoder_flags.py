@@ -56,13 +56,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_biases": True,
         "heads": 6,
         "kv_heads": 6,
-        "alibi": True,
+        "alibi": 1.0,
         "rotated": (False,) * 3,
         "embedding_norm": True,
         "gated": False,
         "activation": "gelu_tanh",
     },
-    "mpt": {"layer_norm": True, "alibi": True, "rotated": (False,) * 3, "gated": False, "qkv_clip": 0.4},
+    "mpt": {"layer_norm": True, "alibi": 1.0, "rotated": (False,) * 3, "gated": False, "qkv_clip": 0.4},
     "phi": {
         "layer_norm": True,
         "norm_biases": True,
@@ -210,13 +210,14 @@ VISIBLE: list[dict[str, Any]] = [
 
 @st.composite
 def combinations(draw: st.DrawFn) -> dict[str, Any]:
-    switches = ("layer_norm", "gated", "sinks", "alibi", "embedding_norm", "qkv_bias", "output_bias", "mlp_bias")
+    switches = ("layer_norm", "gated", "sinks", "embedding_norm", "qkv_bias", "output_bias", "mlp_bias")
     flags = {name: draw(st.booleans()) for name in (*switches, "head_bias", "norm_biases", "bare_norms")}
     if not flags["layer_norm"]:
         flags["norm_biases"] = False
     for choices in (NORMS, SIZES, QK_NORMS, VISIBLE):
         flags |= draw(st.sampled_from(choices))
     return flags | {
+        "alibi": draw(st.sampled_from([0.0, 1.0, 0.25])),
         "activation": draw(st.sampled_from(["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"])),
         "rotated": draw(st.sampled_from([(), (True, False, True), (False, False, True)])),
         "learned_positions": draw(st.sampled_from([0, 256])),
@@ -238,9 +239,9 @@ def test_flags_in_combination(kernels: Kernels, flags: dict[str, Any]) -> None:
 LONG: tuple[dict[str, Any], ...] = (
     {"sinks": True},
     {"sinks": True, "windows": (20,), "heads": 6},
-    {"alibi": True, "heads": 6, "kv_heads": 6},
+    {"alibi": 1.0, "heads": 6, "kv_heads": 6},
     {"chunks": (300,), "heads": 16, "kv_heads": 1},
-    {"chunks": (600,), "sinks": True, "alibi": True},
+    {"chunks": (600,), "sinks": True, "alibi": 1.0},
     {"bidirectional": True},
     {"bidirectional": True, "windows": (700,), "sinks": True},
 )

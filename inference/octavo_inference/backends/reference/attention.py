@@ -37,7 +37,7 @@ class Attention:
         self._qkv_bias = stacked(weights.q_bias, weights.k_bias, weights.v_bias)
         self._o, self._o_bias = float32(required(weights.o)), optional(weights.o_bias)
         self._sinks = optional(weights.sinks)
-        self._slopes = torch.from_numpy(alibi_slopes(self._heads)) if config.alibi else None
+        self._slopes = torch.from_numpy(alibi_slopes(self._heads)) * config.alibi if config.alibi else None
         by_head, exists = self._by_head, config.qk_norm is not None
         self._q_norm = norm_of(config, by_head(weights.q_norm), by_head(weights.q_norm_bias), exists=exists)
         self._k_norm = norm_of(config, by_head(weights.k_norm), by_head(weights.k_norm_bias), exists=exists)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
@@ -72,7 +74,7 @@ class _LayerPacker:
                 layer.head_norm_stride = config.head_dim
         layer.sinks = self.packer.vector(weights.sinks)
         if config.alibi:
-            layer.slopes = self.packer.own(alibi_slopes(layer.heads))
+            layer.slopes = self.packer.own(alibi_slopes(layer.heads) * np.float32(config.alibi))
 
     def _mlp(self, layer: abi.Layer) -> None:
         config, weights = self.config, self.weights

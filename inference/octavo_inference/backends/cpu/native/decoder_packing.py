@@ -69,8 +69,9 @@ class _LayerPacker:
         if config.qk_norm is not None:
             width = layer.heads * config.head_dim
             layer.q_norm, layer.k_norm = self._norm("q_norm", width), self._norm("k_norm", width)
-            given = [norm.shape[0] for norm in (weights.q_norm, weights.k_norm) if norm is not None]
-            if config.qk_norm == "head" and max(given, default=0) > config.head_dim:
+            norms = (weights.q_norm, weights.k_norm, weights.q_norm_bias, weights.k_norm_bias)
+            widest = max((norm.shape[0] for norm in norms if norm is not None), default=0)
+            if config.qk_norm == "head" and widest > config.head_dim:
                 layer.head_norm_stride = config.head_dim
         layer.sinks = self.packer.vector(weights.sinks)
         if config.alibi:

@@ -17,6 +17,7 @@ from octavo_inference.backends.cpu.footprint import partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.decoder_packing import pack
+from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address
@@ -48,7 +49,7 @@ _FEATURES = frozenset(
         *("parallel attention and MLP", "an MLP without gate"),
         *(f"the activation {name}" for name in abi.ACTIVATIONS),
         *("norms over all heads", "norms after the rotation", "clipped queries and keys", "a temperature of queries"),
-        "a bias of the head",
+        *("a bias of the head", "a mixture of experts", "a clamped activation of experts"),
     }
 )
 
@@ -112,6 +113,8 @@ class CpuBackend:
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
+        int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
+        mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
             "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
@@ -121,9 +124,17 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, inner), act),
-            "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
+            "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
+            # The router reads float32, whatever the activation type is.
+            "router_input": _zeros(
+                (tokens if config.experts and act.itemsize < 4 else 0, config.hidden), np.dtype(np.float32)
+            ),
+            "router_logits": _zeros((tokens, mixture.router_logits), np.dtype(np.float32)),
+            "expert_inputs": _zeros((tokens, mixture.inputs), np.dtype(np.float32)),
+            "expert_activated": _zeros((tokens, mixture.activated), act),
+            "expert_quantized": _zeros((tokens if rounds else 0, mixture.quantized), int8_block),
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
@@ -165,6 +176,7 @@ class CpuBackend:
             qkv_clip=config.qkv_clip or 0.0,
             temperature_floor=temperature[0],
             temperature_factor=temperature[1],
+            routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes = memory.nbytes
@@ -238,6 +250,11 @@ class CpuBackend:
     def part_seconds(self) -> dict[str, float]:
         """The sums in `profile`, by part."""
         return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert computed so far, [layers, experts]; None for a model without experts."""
+        counted = self._packed.expert_tokens
+        return None if counted is None else counted.copy()
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -398,6 +415,10 @@ def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
         heads, kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
         if part.attention and heads % kv_heads:
             raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    if config.experts is not None:
+        check_experts(config.experts, _STEP)
+        if not config.gated:
+            raise ModelError(f"{config.architecture}: the CPU kernels compute no experts without a gate")
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

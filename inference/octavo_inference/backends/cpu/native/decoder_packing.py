@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.expert_packing import pack_experts
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
 from octavo_inference.backends.cpu.native.packing import Packed, Packer
@@ -21,6 +23,8 @@ _LOG = logging.getLogger(__name__)
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
     """Pack all weights of a decoder. The embedding is read in place (usually a mapped file), unless it is f16."""
     packed = Packed()
+    if config.experts is not None:
+        packed.expert_tokens = np.zeros((config.layers, config.experts.count), np.int64)
     packer = Packer(kernels, team, wanted, packed)
     for number in range(config.layers):
         packed.layers.append(_LayerPacker(packer, config, number, weights.layers[number]).pack())
@@ -57,6 +61,12 @@ class _LayerPacker:
             self._attention(layer)
         if part.feed_forward == "dense":
             self._mlp(layer)
+        elif self.weights.experts is not None:
+            experts = pack_experts(self.packer, self.weights.experts, self.number)
+            self.packer.into.keep.append(experts)
+            layer.experts = ctypes.addressof(experts)
+        if part.feed_forward != "none":
+            self._feed_forward_norms(layer)
         return layer
 
     def _attention(self, layer: abi.Layer) -> None:
@@ -78,16 +88,18 @@ class _LayerPacker:
             layer.slopes = self.packer.own(alibi_slopes(layer.heads) * np.float32(config.alibi))
 
     def _mlp(self, layer: abi.Layer) -> None:
-        config, weights = self.config, self.weights
-        gated = config.gated
+        gated, weights = self.config.gated, self.weights
         layer.gate_up = self._linear("gate", "up", arrangement=abi.INTERLEAVED) if gated else self._linear("up")
         layer.down = self._linear("down")
+        if weights.xielu is not None:
+            layer.xielu_positive, layer.xielu_negative = dequantize(weights.xielu).tolist()
+
+    def _feed_forward_norms(self, layer: abi.Layer) -> None:
+        config = self.config
         if config.input_norms:
             layer.post_norm = self._norm("input_norm" if config.shared_norm else "post_norm")
         if config.output_norms or config.post_residual_norms:
             layer.mlp_output_norm = self._norm("mlp_output_norm")
-        if weights.xielu is not None:
-            layer.xielu_positive, layer.xielu_negative = dequantize(weights.xielu).tolist()
 
     def _linear(self, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
         matrices = [getattr(self.weights, role) for role in roles]

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "attention_part.h"
+#include "experts.h"
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
@@ -25,7 +26,7 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), expert_plan_(m, b), pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {
     for (const Layer& layer : layers_)
       if (layer.qkv.rows) plans_.try_emplace({layer.heads, layer.kv_heads}, m, layer, b, team_size);
@@ -76,7 +77,10 @@ class Forward final : public Job {
   }
 
   void feed_forward(Step<P>& step, const Layer& layer) {
-    if (layer.gate_up.rows) mlp_part(step, layer);
+    if (layer.experts)
+      ExpertsPart<P>(step, layer, size_t(&layer - layers_.data()), expert_plan_).run();
+    else if (layer.gate_up.rows)
+      mlp_part(step, layer);
   }
 
   void choose(Step<P>& step) {
@@ -119,6 +123,7 @@ class Forward final : public Job {
   Profile& profile_;
   const std::vector<Layer> layers_;
   std::map<std::pair<int32_t, int32_t>, AttentionPlan> plans_;  // by the numbers of heads and KV heads
+  ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

@@ -44,7 +44,7 @@ class Packed:
 
     `size` is the bytes of all matrices except the embedding. `quantized` is True if a kernel reads activations in 8
     bits. `panel_bytes` is the memory that each thread needs to unpack a panel. `unkept` has the names of linears that
-    became floats, by the reason.
+    became floats, by the reason. `expert_tokens` [layers, experts] counts the tokens of each expert.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -61,6 +61,7 @@ class Packed:
     quantized: bool = False
     panel_bytes: int = 0
     unkept: dict[str, list[str]] = field(default_factory=dict)
+    expert_tokens: NDArray[np.int64] | None = None
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -121,11 +122,9 @@ class Packer:
         if len(packed) > 1:
             for before, part in pairwise(packed):
                 part.first_row = before.first_row + before.rows
-            array = (abi.PackedMatrix * len(packed))(*packed)
-            self.into.keep.append(array)
             last = packed[-1]
             result = abi.PackedMatrix(rows=last.first_row + last.rows, cols=last.cols, format=packed[0].format)
-            result.parts, result.part_count = ctypes.addressof(array), len(packed)
+            result.parts, result.part_count = self.array(packed), len(packed)
         if order is not None:
             result.order = self.own(np.ascontiguousarray(order))
             self.into.size += order.nbytes
@@ -207,6 +206,12 @@ class Packer:
         self.into.keep.append(exact)
         self.into.embedding_bytes += exact.data.nbytes
         return source(exact)
+
+    def array(self, matrices: Sequence[abi.PackedMatrix]) -> int:
+        """Keep packed matrices as an array; its address."""
+        array = (abi.PackedMatrix * len(matrices))(*matrices)
+        self.into.keep.append(array)
+        return ctypes.addressof(array)
 
     def own(self, array: NDArray[np.generic]) -> int:
         """Keep an array alive as long as the packed weights; its address."""

@@ -244,7 +244,7 @@ class _Layer:
         """The factors of xIELU, of which files have logarithms of exp(factor) - 1."""
         tensors, prefix = self._tensors, f"{self._prefix}mlp.act_fn."
         beta = float(tensors.number(prefix + "beta", default=_XIELU_BETA))
-        if beta != _XIELU_BETA:
+        if tensors.contents and beta != _XIELU_BETA:
             raise UnsupportedModelError(f"{prefix}beta is {beta}: only {_XIELU_BETA} is supported")
         positive, negative = (np.logaddexp(0, tensors.values(prefix + name, 1)) for name in ("alpha_p", "alpha_n"))
         return Tensor("f32", (2,), np.concatenate([positive, beta + negative]).astype(np.float32))

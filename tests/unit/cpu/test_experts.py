@@ -252,7 +252,8 @@ def test_experts_count_their_tokens(kernels: Kernels, rng: np.random.Generator) 
     assert found.shape == (3, PLAIN.count)
     assert found.sum(1).tolist() == [0, 40 * PLAIN.chosen, 40 * PLAIN.chosen]
     assert found.max() <= 40  # a token chooses an expert once
-    assert create(replace(config, experts=None, parts=()), random_weights(config, rng), kernels).expert_tokens() is None
+    dense = replace(config, experts=None, parts=())
+    assert create(dense, random_weights(dense, rng), kernels).expert_tokens() is None
 
 
 def counted(backend: CpuBackend) -> NDArray[np.int64]:

@@ -106,7 +106,9 @@ def pool_layout(config: ModelConfig) -> PoolLayout:
         kinds[_reach(config, layer)].append(layer)
     if len(kinds) > 1 and len({config.part(layer).kv_heads for layer in layers}) > 1:
         kinds = {(0, 0): layers}  # blocks of unlike layers have unlike sizes
-    if len(kinds) <= 1:
+    if not kinds:
+        return one_group(0)  # only states: blocks without K and V
+    if len(kinds) == 1:
         depth = len(layers)
     else:
         fitting = [depth for depth in range(1, len(layers)) if _groups(kinds, depth) <= _MOST_GROUPS]

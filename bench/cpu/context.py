@@ -104,8 +104,8 @@ def measure(shape: Shape, length: int) -> dict[str, Any]:
 
 def table(found: list[dict[str, Any]]) -> str:
     """Format as Markdown."""
-    columns = ("model", "sequences of", "block tables", "layers of a block")
-    columns += ("summed: before", "after", "ratio", "ran: before", "after", "ratio")
+    known = ["model", "sequences of", "block tables", "layers of a block"]
+    columns = [*known, "summed: before", "after", "ratio", "ran: before", "after", "ratio"]
     lines = [f"| {' | '.join(columns)} |", "|---|" + "--:|" * (len(columns) - 1)]
     lines += [
         f"| {r['model']} | {r['length']:,} | {r['groups']} | {r['depth']} | {r['before']:,} | {r['after']:,} "

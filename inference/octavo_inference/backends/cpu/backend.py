@@ -392,7 +392,7 @@ def _float_format(dtype: str) -> Literal["f32", "bf16"]:
 def _pools(
     memory: NDArray[np.uint8], config: ModelConfig, layout: PoolLayout, num_blocks: int, row_bytes: int
 ) -> list[NDArray[np.uint8]]:
-    """The part of the pool of each layer of a block, [blocks, bytes]. `row_bytes` is the size of an element's tokens."""
+    """The part of the pool of each layer of a block, [blocks, bytes]. `row_bytes`: an element of all its tokens."""
     longest = max(layout.groups, key=lambda group: len(group.layers))
     parts = [config.part(layer) for layer in longest.layers]
     sizes = [2 * int(part.kv_heads or 0) * config.head_dim * row_bytes for part in parts]

@@ -136,11 +136,10 @@ def reference(config: ModelConfig, weights: Weights, told: list[Story]) -> Float
     from octavo_inference.backends.reference.backend import ReferenceBackend
 
     torch.set_num_threads(1)
-    blocks = 1 + max(block for story in told for block in story.blocks)
+    step = batch_of(told)
+    blocks = 1 + int(step.block_table.max())
     longest = max(story.end for story in told)
-    return ReferenceBackend(config, weights, num_blocks=blocks, block_size=32, max_model_len=longest).logits(
-        batch_of(told)
-    )
+    return ReferenceBackend(config, weights, num_blocks=blocks, block_size=32, max_model_len=longest).logits(step)
 
 
 @cache

@@ -18,6 +18,7 @@ from octavo_inference.core.logit_rules import bitmask
 from octavo_inference.core.model_input import Penalty, RowSamples, RowStep, RowTable, sampling_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.rope import Llama3Scaling
 from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize
 
@@ -26,6 +27,7 @@ from .mixture_oracle import mixture
 from .test_quantised import random_blocks
 
 Float32 = NDArray[np.float32]
+_TABLES, _APART = 4, 512  # groups of layers, and the number of blocks between theirs
 TINY = ModelConfig(
     architecture="llama",
     layers=2,
@@ -111,6 +113,7 @@ class Story:
 
 
 def batch_of(stories: list[Story], block_size: int = 32, *, temperature: float = 0.0) -> Batch:
+    """A step. Sequences have tables for up to `_TABLES` groups of layers."""
     positions = [np.arange(s.start, s.end, dtype=np.int32) for s in stories]
     table = np.zeros((len(stories), max(len(s.blocks) for s in stories)), np.int32)
     for i, s in enumerate(stories):
@@ -118,13 +121,14 @@ def batch_of(stories: list[Story], block_size: int = 32, *, temperature: float =
     counts = np.cumsum([0, *(s.end - s.start for s in stories)])
     slots = [table[i, p // block_size] * block_size + p % block_size for i, p in enumerate(positions)]
     rows = len(stories)
+    apart = np.arange(0, _TABLES * _APART, _APART, dtype=np.int32)[:, None]
     return Batch(
         tokens=np.concatenate([s.tokens[s.start : s.end] for s in stories]).astype(np.int32),
         positions=np.concatenate(positions),
-        slots=np.concatenate(slots).astype(np.int32)[None],
+        slots=np.concatenate(slots).astype(np.int32) + apart * np.int32(block_size),
         query_start=counts.astype(np.int32),
         seq_len=np.array([s.end for s in stories], np.int32),
-        block_table=table[None],
+        block_table=table + apart[:, None],
         sample=SampleRows(
             row=(counts[1:] - 1).astype(np.int32),
             position=np.array([s.end for s in stories], np.int32),
@@ -149,7 +153,11 @@ def create(config: ModelConfig, weights: Weights, kernels: Kernels, **changes: o
         "dtype": "float32",
         "threads": 2,
     }
-    return CpuBackend.create(config, weights, kernels=kernels, **(settings | changes))  # type: ignore[arg-type]
+    settings |= changes
+    groups = len(pool_layout(config).groups)
+    if groups > 1:
+        settings["num_blocks"] = groups * _APART
+    return CpuBackend.create(config, weights, kernels=kernels, **settings)  # type: ignore[arg-type]
 
 
 def stories(rng: np.random.Generator, lengths: list[int]) -> list[Story]:

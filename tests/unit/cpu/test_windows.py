@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.backend import Backend
@@ -19,7 +20,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
-from .test_forward import TINY, create, random_weights
+from .test_forward import TINY, random_weights
 
 BLOCK, LONGEST, ANSWER = 16, 128, 10
 PATTERNS: dict[str, tuple[int | None, ...]] = {"mixed": (None, 20, 40, 20), "windows alone": (40, 24)}
@@ -64,9 +65,10 @@ def expected(pattern: str) -> Tokens:
 def test_answers_in_a_small_pool_are_those_of_the_reference(kernels: Kernels, pattern: str, host_blocks: int) -> None:
     config, weights = model(pattern)
     tables = len(pool_layout(config).groups)
-    backend = create(
-        config, weights, kernels, num_blocks=9 * tables, block_size=BLOCK, max_model_len=LONGEST, max_running=8
-    )
+    backend = CpuBackend.create(
+        config, weights, kernels=kernels, num_blocks=9 * tables, block_size=BLOCK, max_batched_tokens=64,
+        max_model_len=LONGEST, max_running=8, dtype="float32", threads=2,
+    )  # fmt: skip
     found, engine = serve(backend, config, host_blocks=host_blocks)
     assert found == expected(pattern)
     scheduler = engine.scheduler

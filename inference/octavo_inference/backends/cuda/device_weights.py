@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import Embedding, Linear
 
 
@@ -29,11 +30,29 @@ class DeviceMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceExperts:
+    """A mixture of experts: the matrices of all experts are one (`expert_plan`), and so are their biases.
+
+    `router` has a row more with `shared_gate`: its product is the gate of `shared`, the MLP that every token uses.
+    `router_bias` and `correction` [experts] are float32.
+    """
+
+    router: Torch
+    router_bias: Torch | None
+    correction: Torch | None
+    gate_up: DeviceMatrix
+    gate_up_bias: Torch | None
+    down: DeviceMatrix
+    down_bias: Torch | None
+    shared: DeviceMlp | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLayer:
     """A layer: a mixer and a feed-forward part, with the norms around them in float32."""
 
     mixer: DeviceAttention
-    feed_forward: DeviceMlp
+    feed_forward: DeviceMlp | DeviceExperts
     input_norm: Torch
     post_norm: Torch
     attention_output_norm: Torch | None

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import ActivationCopies
 from octavo_inference.backends.cuda.device import Fp8Products
-from octavo_inference.backends.cuda.device_weights import DeviceAttention, DeviceLayer, DeviceMlp, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import (
+    DeviceAttention,
+    DeviceExperts,
+    DeviceLayer,
+    DeviceMlp,
+    DeviceWeights,
+)
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
 from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear
 from octavo_inference.backends.cuda.packing import Dense, Quantization
-from octavo_inference.backends.cuda.weight_plan import Part, plan_weights
+from octavo_inference.backends.cuda.plan_parts import Part
+from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.backends.cuda.weight_sender import Progress, Sender
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Weights, required
+from octavo_inference.models.weights import ExpertWeights, LayerWeights, Weights, required
 
 NO_FP8 = Fp8Products()
 
@@ -44,7 +51,12 @@ def activation_copies(
     """The copies of activations that products with these weights read. Raises SettingsError like `upload`."""
     plan = plan_weights(config, weights, _dense(dtype), quantization)
     return ActivationCopies(
-        fp8=any(_multiplies_in_fp8(parts, fp8) for layer in plan.layers for parts in layer.values()),
+        fp8=any(
+            _multiplies_in_fp8(parts, fp8)
+            for layer in plan.layers
+            for name, parts in layer.items()
+            if not name.startswith("experts.")
+        ),
         ordered=plan.ordered,
     )
 
@@ -74,31 +86,18 @@ def upload(
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
     sender = Sender(plan, device, progress)
     table = sender.matrix(plan.embedding)
-    layers = []
-    for layer, matrices in zip(weights.layers, plan.layers, strict=False):
-        linears = {
-            name: Linear(
-                tuple(map(sender.matrix, parts)),
-                tuple(map(sender.bias, parts)),
-                workspace,
-                fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
-                ordered_activations,
-                tiles,
-            )
-            for name, parts in matrices.items()
-        }
-        layers.append(
-            DeviceLayer(
-                DeviceAttention(
-                    linears["qkv"], linears["o"], sender.given_norm(layer.q_norm), sender.given_norm(layer.k_norm)
-                ),
-                DeviceMlp(linears["gate_up"], linears["down"]),
-                sender.norm(required(layer.input_norm)),
-                sender.norm(required(layer.post_norm)),
-                sender.given_norm(layer.attention_output_norm),
-                sender.given_norm(layer.mlp_output_norm),
-            )
+
+    def linear(parts: Sequence[Part]) -> Linear:
+        return Linear(
+            tuple(map(sender.matrix, parts)),
+            tuple(map(sender.bias, parts)),
+            workspace,
+            fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
+            ordered_activations,
+            tiles,
         )
+
+    layers = [_layer(layer, parts, sender, linear) for layer, parts in zip(weights.layers, plan.layers, strict=False)]
     final_norm = sender.norm(required(weights.final_norm))
     head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
@@ -110,6 +109,56 @@ def upload(
         Linear((head,), (None,), workspace, ordered_activations=ordered_activations, tiles=tiles),
         sender.done + workspace.nbytes,
         tiles,
+    )
+
+
+def _layer(
+    weights: LayerWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceLayer:
+    """Send a layer; `linear` sends the matrices of a product."""
+    mixer = DeviceAttention(
+        linear(parts["qkv"]),
+        linear(parts["o"]),
+        sender.given_norm(weights.q_norm),
+        sender.given_norm(weights.k_norm),
+    )
+    fed: DeviceMlp | DeviceExperts
+    if weights.experts is None:
+        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]))
+    else:
+        fed = _experts(weights.experts, parts, sender, linear)
+    return DeviceLayer(
+        mixer,
+        fed,
+        sender.norm(required(weights.input_norm)),
+        sender.norm(required(weights.post_norm)),
+        sender.given_norm(weights.attention_output_norm),
+        sender.given_norm(weights.mlp_output_norm),
+    )
+
+
+def _experts(
+    weights: ExpertWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceExperts:
+    [router], [gate_up], [down] = (parts[f"experts.{name}"] for name in ("router", "gate_up", "down"))
+    shared = None
+    if "shared.down" in parts:
+        shared = DeviceMlp(linear(parts["shared.gate_up"]), linear(parts["shared.down"]))
+    return DeviceExperts(
+        sender.matrix(router).values,
+        sender.given_norm(weights.router_bias),
+        sender.given_norm(weights.correction),
+        sender.matrix(gate_up),
+        sender.bias(gate_up),
+        sender.matrix(down),
+        sender.bias(down),
+        shared,
     )
 
 

@@ -6,6 +6,7 @@ Needs no GPU library: the inspection of a model computes the same sums as `weigh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
@@ -15,7 +16,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
 _ATTENTION = {"qkv": ("q", "k", "v"), "o": ("o",)}
-_MLP = {"gate_up": ("gate", "up"), "down": ("down",)}
+_GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 
 
@@ -53,7 +54,7 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         [part] = parts_of([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
         return part
 
-    def fused(layer: LayerWeights, groups: dict[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
+    def fused(layer: LayerWeights, groups: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
         return {
             group: parts_of(
                 [getattr(layer, name) for name in names],
@@ -66,8 +67,9 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
         experts = layer.experts
-        fed = fused(layer, _MLP) if experts is None else expert_parts(experts, dense, quantization)
-        return fused(layer, _ATTENTION) | fed
+        if experts is not None:
+            return fused(layer, _ATTENTION) | expert_parts(experts, dense, quantization)
+        return fused(layer, _ATTENTION) | fused(layer, _GATED if config.gated else _NOT_GATED)
 
     norms = [getattr(layer, name) for layer in layers for name in _NORMS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,6 +25,7 @@ from octavo_inference.backends.cuda.kernels.router import (
     router_logits,
     router_parts,
 )
+from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,9 @@ class Routed:
             split = router_parts(tokens)
             return [(parts[: split * tokens * count].view(split, tokens, count).sum(0), x.float() @ router.float().T)]
 
-        return Trial(lambda: router_logits(x, router, parts), pairs, 2e-5, size_of(x, router))
+        # Both are multiplied in the type of the longer one.
+        bound = 2e-5 if self.router == "bf16" else rounding(place.dtype)
+        return Trial(lambda: router_logits(x, router, parts), pairs, bound, size_of(x, router))
 
     def choice(self, place: Place) -> Trial:
         """Prepare the trial of the choice."""
@@ -150,8 +155,8 @@ class Products:
     @property
     def few(self) -> bool:
         """Whether the kernel is that for few tokens, as the layers choose."""
-        form = KNOWN[self.layout].form
-        return self.tokens <= few_tokens("dense" if form in {"bf16", "f32"} else form)
+        form: Stored = "dense" if self.layout == "dense" else cast("Stored", KNOWN[self.layout].form)
+        return self.tokens <= few_tokens(form)
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
@@ -260,7 +265,7 @@ CASES = [
         Case(
             "sort_by_expert",
             f"{mixture.name} T={tokens}",
-            lambda place, mixture=mixture, tokens=tokens: sorted_choices(place, mixture, tokens),
+            partial(sorted_choices, mixture=mixture, tokens=tokens),
             quick=mixture == QWEN3_30B,
         )
         for mixture in (QWEN3_30B, MIXTRAL)
@@ -274,7 +279,7 @@ CASES = [
         Case(
             "expert_sum",
             f"{QWEN3_30B.name} T={tokens}",
-            lambda place, tokens=tokens: summed(place, QWEN3_30B, tokens),
+            partial(summed, mixture=QWEN3_30B, tokens=tokens),
             quick=tokens == 1,
         )
         for tokens in (1, 2048)

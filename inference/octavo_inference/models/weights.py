@@ -228,8 +228,16 @@ class Weights:
         yield from (tensor for tensor in others if tensor is not None)
 
 
-def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]) -> LayerWeights:
-    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
+def layer_of(
+    config: ModelConfig,
+    matrix: Callable[[int, int], Matrix],
+    norm: Callable[[int], Tensor],
+    experts: ExpertWeights | None = None,
+) -> LayerWeights:
+    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order.
+
+    With `experts` (`experts_of`) in the place of the MLP.
+    """
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     return LayerWeights(
         input_norm=norm(config.hidden),
@@ -238,13 +246,47 @@ def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Ca
         v=matrix(keys, config.hidden),
         o=matrix(config.hidden, queries),
         post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden),
-        up=matrix(config.intermediate, config.hidden),
-        down=matrix(config.hidden, config.intermediate),
+        gate=matrix(config.intermediate, config.hidden) if experts is None else None,
+        up=matrix(config.intermediate, config.hidden) if experts is None else None,
+        down=matrix(config.hidden, config.intermediate) if experts is None else None,
         q_norm=norm(config.head_dim) if config.qk_norm else None,
         k_norm=norm(config.head_dim) if config.qk_norm else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+        experts=experts,
+    )
+
+
+def experts_of(
+    config: ModelConfig, matrix: Callable[[int, int], Matrix], dense: Callable[[int, int], Tensor]
+) -> ExpertWeights:
+    """The experts of a layer, of what `matrix` and, for router and biases, `dense` make of rows and columns.
+
+    Biases where the model's MLPs have them.
+    """
+    experts, hidden = config.experts, config.hidden
+    if experts is None:
+        raise TypeError(f"{config.architecture} has no experts")
+
+    def each(rows: int, columns: int) -> tuple[Matrix, ...]:
+        return tuple(matrix(rows, columns) for _ in range(experts.count))
+
+    def bias(rows: int) -> Tensor | None:
+        return dense(experts.count, rows) if config.mlp_bias else None
+
+    shared = experts.shared
+    return ExpertWeights(
+        router=dense(experts.count, hidden),
+        gate=each(experts.intermediate, hidden) if config.gated else (),
+        up=each(experts.intermediate, hidden),
+        down=each(hidden, experts.intermediate),
+        gate_bias=bias(experts.intermediate),
+        up_bias=bias(experts.intermediate),
+        down_bias=bias(hidden),
+        shared_gate=matrix(shared, hidden) if shared and config.gated else None,
+        shared_up=matrix(shared, hidden) if shared else None,
+        shared_down=matrix(hidden, shared) if shared else None,
+        shared_router=dense(1, hidden) if experts.shared_gate else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts, LayerParts
 
 
 def _llama(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim: int = 128) -> ModelConfig:
@@ -48,6 +49,10 @@ def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim:
     )
 
 
+def _mixture(config: ModelConfig, experts: Experts) -> ModelConfig:
+    return replace(config, experts=experts, parts=(LayerParts(feed_forward="experts"),))
+
+
 SHAPES = {
     "llama-3.2-1b": _llama(2048, 32, 8, 8192, head_dim=64),
     "llama-3.2-3b": _llama(3072, 24, 8, 8192),
@@ -71,4 +76,6 @@ SHAPES = {
     "smollm2-135m": _llama(576, 9, 3, 1536, head_dim=64),
     "smollm2-360m": _llama(960, 15, 5, 2560, head_dim=64),
     "smollm2-1.7b": _llama(2048, 32, 32, 8192, head_dim=64),
+    "qwen3-30b-a3b": _mixture(_qwen3(2048, 32, 4, 6144), Experts(128, 8, 768)),
+    "mixtral-8x7b": _mixture(_llama(4096, 32, 8, 14_336), Experts(8, 2, 14_336)),
 }

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from bench.gpu.checked_models import GEMMA, QWEN3, SMOLLM2, random_weights
+from bench.gpu.checked_models import GEMMA, MIXTURE, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -34,6 +34,7 @@ from octavo_inference.core.model_input import (
     sampling_columns,
 )
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
 
@@ -43,6 +44,7 @@ MODELS = {
     "llama": replace(SMOLLM2, **SMALL),
     "qwen": replace(QWEN3, **SMALL),
     "gemma": replace(GEMMA, **SMALL, windows=(64, None)),
+    "experts": replace(MIXTURE, **SMALL, experts=Experts(count=16, chosen=4, intermediate=384)),
 }
 
 

@@ -139,6 +139,7 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
         q_bias=bias(layer.q_bias),
         k_bias=shared_bias(layer.k_bias),
         v_bias=shared_bias(layer.v_bias),
+        sinks=bias(layer.sinks),
         gate_bias=bias(layer.gate_bias),
         up_bias=bias(layer.up_bias),
         # Added once to a sum, not once by each rank.

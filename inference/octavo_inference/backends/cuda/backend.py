@@ -57,6 +57,7 @@ _FEATURES = frozenset(
         "a mixture of experts",
         "a clamped activation of experts",
         "an MLP without gate",
+        "attention sinks",
         "the activation gelu",
         "the activation relu",
         "the activation relu2",

@@ -13,12 +13,13 @@ from octavo_inference.backends.cuda.linear import Embedding, Linear
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttention:
-    """Attention: `qkv` stacks the rows of q, k and v. Norms are float32."""
+    """Attention: `qkv` stacks the rows of q, k and v. Norms and `sinks` [heads] are float32."""
 
     qkv: Linear
     o: Linear
     q_norm: Torch | None
     k_norm: Torch | None
+    sinks: Torch | None
 
 
 @dataclass(frozen=True, slots=True)

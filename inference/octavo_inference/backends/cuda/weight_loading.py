@@ -124,6 +124,7 @@ def _layer(
         linear(parts["o"]),
         sender.given_norm(weights.q_norm),
         sender.given_norm(weights.k_norm),
+        sender.given_norm(weights.sinks),
     )
     fed: DeviceMlp | DeviceExperts
     if weights.experts is None:

@@ -17,7 +17,7 @@ from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weight
 
 _ATTENTION = {"qkv": ("q", "k", "v"), "o": ("o",)}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
-_NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
+_VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm", "sinks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
             return fused(layer, _ATTENTION) | expert_parts(experts, dense, quantization)
         return fused(layer, _ATTENTION) | fused(layer, _GATED if config.gated else _NOT_GATED)
 
-    norms = [getattr(layer, name) for layer in layers for name in _NORMS]
+    vectors = [getattr(layer, name) for layer in layers for name in _VECTORS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),
         _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
-        tuple(norm for norm in (*norms, *added, weights.final_norm) if norm is not None),
+        tuple(vector for vector in (*vectors, *added, weights.final_norm) if vector is not None),
     )
 
 

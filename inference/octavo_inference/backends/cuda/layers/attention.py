@@ -49,6 +49,7 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
             scale=config.score_scale,
             window=config.window(number),
             softcap=config.attention_softcap,
+            sinks=weights.sinks,
             tile=context.tiles.for_attention(
                 config.head_dim,
                 config.heads // config.kv_heads,

@@ -304,7 +304,11 @@ class CudaBackend:
         Waits for the device.
         """
         counts = self._decoder.context.buffers.expert_tokens
-        return counts.cpu().numpy().copy() if counts.numel() else None
+        if counts.numel() == 0:
+            return None
+        with self._watched():
+            found: NDArray[np.int64] = counts.cpu().numpy().copy()
+        return found
 
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""

@@ -201,12 +201,17 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
-        yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
-        yield (required(layer.o),), abi.CONCATENATED
+        if layer.q is not None:
+            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            yield (required(layer.o),), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
-        else:
-            yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
+        elif layer.up is not None:
+            gated = layer.gate is not None
+            yield (
+                ((required(layer.gate), layer.up) if gated else (layer.up,)),
+                abi.INTERLEAVED if gated else abi.CONCATENATED,
+            )
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 

@@ -291,6 +291,7 @@ def test_the_host_never_holds_the_whole(tmp_path: Path) -> None:
         for name, shape in tensors().items()
     }
     save_file(values, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen2ForCausalLM"]}')
     write_gguf(tmp_path / "model.gguf")
     ran = subprocess.run([sys.executable, "-c", LOAD, tmp_path], check=True, capture_output=True, text=True)
     for line, whole in zip(ran.stdout.splitlines(), (100e6, 55e6), strict=True):

@@ -23,7 +23,7 @@ from bench.lib.results import Row
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import Device
 from octavo_inference.backends.cuda.graphs import CudaCapture
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.gather import gather

@@ -14,7 +14,7 @@ from octavo_inference.backends.cuda.backend import CudaBackend, check, independe
 from octavo_inference.backends.cuda.buffers import StepLimits, buffer_shapes, changes_size, table_places
 from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.backends.cuda.rows import DeviceRows, _together
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.gather import gather

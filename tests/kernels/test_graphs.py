@@ -22,7 +22,7 @@ from octavo_inference.backends.cuda.graphs import Graph, Graphs, graph_room, gra
 from octavo_inference.backends.cuda.inputs import LaunchSize, size_of
 from octavo_inference.backends.cuda.launch_list import LaunchList, record
 from octavo_inference.backends.cuda.launch_sizes import prompt_sizes
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.common.errors import DeviceError, DeviceLostError
 from octavo_inference.core.backend import Backend, StepHandle
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep

@@ -15,7 +15,7 @@ from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.rows import DeviceRows
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.gather import Batch, LogitAdjust, SampleRows
 from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, StepResult

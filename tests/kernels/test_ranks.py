@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.backend import Backend
 
 from .test_engine import BLOCK, LONGEST, PROMPTS, FakeMatcher, Guidance, Runner, grammar, make_runner, tiny_model

@@ -314,7 +314,7 @@ def _choose_dtype(settings: EngineSettings, backend: str) -> Dtype:
 def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
     """Bytes of one element of K or V, and the backend's default block size."""
     if backend == "reference":
-        from octavo_inference.backends import reference  # noqa: PLC0415 -- imports torch
+        from octavo_inference.backends.reference import backend as reference  # noqa: PLC0415 -- imports torch
 
         return reference.KV_ELEMENT_BYTES, reference.DEFAULT_BLOCK_SIZE
     from octavo_inference.backends.cpu import backend as cpu  # noqa: PLC0415 -- loads the kernels
@@ -332,7 +332,7 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
     import torch  # noqa: PLC0415 -- only the reference needs it
 
-    from octavo_inference.backends.reference import ReferenceBackend  # noqa: PLC0415
+    from octavo_inference.backends.reference.backend import ReferenceBackend  # noqa: PLC0415
 
     torch.set_num_threads(threads)
     return ReferenceBackend(

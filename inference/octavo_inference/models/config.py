@@ -33,7 +33,7 @@ class ModelConfig:
     `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
     head has a logit that takes part in its softmax without a value. `alibi`: scores fall with distance, by each head's
     slope. `learned_positions`: the embedding of positions has so many rows, 0 for none. `bidirectional`: a token
-    attends to all tokens of its sequence, or of half a window on either side; all of them are in one step.
+    attends to all tokens of its sequence, or to those at most half a window away; all of them are in one step.
     `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one norm for both.
     `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v. `query_temperature`
     (Llama 4): (floor positions, factor) of layers without rotation: q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
@@ -130,6 +130,10 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         """The layer's sliding window in tokens, None for full attention."""
         return self.windows[layer] if self.windows else None
+
+    def chunk(self, layer: int) -> int | None:
+        """The size of the layer's chunks in tokens, None where attention crosses them."""
+        return self.chunks[layer] if self.chunks else None
 
     def rope(self, layer: int) -> Rope | None:
         """The rotation of a layer, None where there is none."""

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 
 from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native import library
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import load_model
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from octavo_common.fair_queue import AGING_SECONDS
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 
 from ...unit.engine.echo import Runner, alone, embedding_of, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 

@@ -29,7 +29,7 @@ PROMPTS.append([*PROMPTS[4][:24], 7, 8])
 
 
 def reference(blocks: int = 64) -> Any:
-    from octavo_inference.backends.reference import ReferenceBackend
+    from octavo_inference.backends.reference.backend import ReferenceBackend
 
     return ReferenceBackend(*tiny_model(), num_blocks=blocks, block_size=4, max_model_len=64)
 

@@ -33,7 +33,7 @@ def one_thread() -> None:
 
 
 def backend(tiny: Tiny, blocks: int = 64) -> Any:
-    from octavo_inference.backends.reference import ReferenceBackend
+    from octavo_inference.backends.reference.backend import ReferenceBackend
 
     return ReferenceBackend(*tiny, num_blocks=blocks, block_size=4, max_model_len=128)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo_inference.backends.reference import ReferenceBackend
+from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rope import LinearScaling

@@ -1,0 +1,77 @@
+"""One layer of a decoder: mixers, then a feed-forward part, with the norms and sums around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor as Torch
+
+from octavo_inference.backends.reference.attention import Attention
+from octavo_inference.backends.reference.feed_forward import Mixture, Mlp
+from octavo_inference.backends.reference.functions import norm_of
+from octavo_inference.backends.reference.tiles import tiled
+from octavo_inference.core.gather import Batch
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import LayerWeights
+
+
+class Layer:
+    """A layer and its part of the pool. `pools`: tensors with a row for each slot."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        number: int,
+        weights: LayerWeights,
+        *,
+        slots: int,
+        block_size: int,
+        rope: Torch | None,
+    ) -> None:
+        part = config.part(number)
+        self._config = config
+        self._attention = None
+        self.pools: list[Torch] = []
+        if part.attention:
+            self._attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
+            self.pools += self._attention.pools
+        self._feed_forward: Callable[[Torch], Torch] | None = None
+        if part.feed_forward == "dense":
+            self._feed_forward = Mlp(config, weights)
+        elif config.experts is not None and weights.experts is not None:
+            self._feed_forward = Mixture(config, config.experts, weights.experts)
+        w, after = weights, config.output_norms or config.post_residual_norms
+        self._input_norm = norm_of(config, w.input_norm, w.input_norm_bias, exists=config.input_norms)
+        self._post_norm = norm_of(
+            config, w.post_norm, w.post_norm_bias, exists=config.input_norms and not config.shared_norm
+        )
+        self._attention_norm = norm_of(config, w.attention_output_norm, w.attention_output_norm_bias, exists=after)
+        self._mlp_norm = norm_of(config, w.mlp_output_norm, w.mlp_output_norm_bias, exists=after)
+
+    def __call__(self, x: Torch, places: Torch, batch: Batch) -> Torch:
+        """The hidden states after the layer, in tiles; stores what the pool keeps of the query tokens."""
+        config = self._config
+        normed = tiled(self._input_norm, x)
+        mixed = self._mix(normed, places, batch)
+        if config.parallel:
+            return x + config.residual_scale * (mixed + self._feed(normed if config.shared_norm else x))
+        x = self._add(x, mixed) if self._attention is not None else x
+        return x if self._feed_forward is None else self._add_mlp(x)
+
+    def _mix(self, normed: Torch, places: Torch, batch: Batch) -> Torch:
+        return normed * 0 if self._attention is None else self._attention(normed, places, batch)
+
+    def _feed(self, x: Torch) -> Torch:
+        """The feed-forward part of a parallel layer, with its own norm if it has one."""
+        return x * 0 if self._feed_forward is None else self._feed_forward(tiled(self._post_norm, x))
+
+    def _add(self, x: Torch, mixed: Torch) -> Torch:
+        if self._config.post_residual_norms:
+            return tiled(self._attention_norm, x + mixed)
+        return x + self._config.residual_scale * tiled(self._attention_norm, mixed)
+
+    def _add_mlp(self, x: Torch) -> Torch:
+        fed = self._feed(x)
+        if self._config.post_residual_norms:
+            return tiled(self._mlp_norm, x + fed)
+        return x + self._config.residual_scale * tiled(self._mlp_norm, fed)

@@ -6,17 +6,16 @@ into steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor as Torch
-from torch.nn.functional import silu, softplus
+from torch.nn.functional import linear, silu, softplus
 
+from octavo_inference.backends.reference.tiles import float32, optional, tiled
 from octavo_inference.core.gather import Batch
-from octavo_inference.models.layers import GatedDelta, Mamba2, StateLayer, StateShape
-from octavo_inference.models.weights import StateWeights, Tensor, dequantize
+from octavo_inference.models.layers import GatedDelta, Mamba2, StateLayer
+from octavo_inference.models.weights import StateWeights, required
 
 _NORM_FLOOR = 1e-6  # of the squared length of queries and keys
 
@@ -24,55 +23,36 @@ Update = Callable[[Torch, Torch, Torch], Torch]
 """(projected inputs of a token, its conv state, its recurrent state) -> mixed elements; the states are updated."""
 
 
-class StatePool:
-    """Float32 states of all state layers: `conv` [layers, slots, conv_tokens, channels], the oldest token first, and
-    `recurrent` [layers, slots, heads, rows, columns].
+class StateMixer:
+    """The state layer of a decoder layer, and its states.
+
+    `conv` [slots, conv_tokens, channels], the oldest token first, and `recurrent` [slots, heads, rows, columns].
     """
 
-    def __init__(self, shape: StateShape, layers: int, slots: int) -> None:
-        self.conv = torch.zeros(layers, slots, shape.conv_tokens, shape.channels)
-        self.recurrent = torch.zeros(layers, slots, shape.heads, shape.rows, shape.columns)
+    def __init__(self, layer: StateLayer, weights: StateWeights, *, slots: int, norm_eps: float) -> None:
+        shape = layer.shape
+        self.conv = torch.zeros(slots, shape.conv_tokens, shape.channels)
+        self.recurrent = torch.zeros(slots, shape.heads, shape.rows, shape.columns)
+        self._inputs, self._inputs_bias = float32(weights.inputs), optional(weights.inputs_bias)
+        self._output, self._output_bias = float32(weights.output), optional(weights.output_bias)
+        self._update = _update_of(layer, weights, norm_eps)
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole slots (source, destination), all layers."""
-        sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-        for states in (self.conv, self.recurrent):
-            states[:, targets] = states[:, sources]
-
-    def to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
-        """Copy whole slots of all layers: [slot, elements]."""
-        parts = [states[:, list(slots)].transpose(0, 1).flatten(1) for states in (self.conv, self.recurrent)]
-        saved: NDArray[np.float32] = torch.cat(parts, dim=1).numpy()
-        return saved
-
-    def from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
-        """Copy rows returned by `to_host` into as many slots."""
-        at = 0
-        for states in (self.conv, self.recurrent):
-            by_slot = states.transpose(0, 1)
-            size = by_slot[0].numel()
-            part = torch.from_numpy(saved[:, at : at + size].copy())
-            states[:, list(slots)] = part.view(len(slots), *by_slot.shape[1:]).transpose(0, 1)
-            at += size
+    def __call__(self, x: Torch, places: Torch, batch: Batch) -> Torch:
+        """The output for query tokens whose normed states are rows `places` of x, in tiles; updates the states."""
+        inputs = tiled(lambda t: linear(t, self._inputs, self._inputs_bias), x)[places]
+        mixed = torch.zeros(len(x), self._output.shape[1])
+        for i, slot in enumerate(batch.states.tolist()):
+            start, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
+            conv, recurrent = self.conv[slot], self.recurrent[slot]
+            if int(batch.seq_len[i]) == end - start:
+                conv.zero_()
+                recurrent.zero_()
+            for token in range(start, end):
+                mixed[places[token]] = self._update(inputs[token].clone(), conv, recurrent)
+        return tiled(lambda t: linear(t, self._output, self._output_bias), mixed)
 
 
-def scan(update: Update, inputs: Torch, batch: Batch, conv: Torch, recurrent: Torch, inner: int) -> Torch:
-    """Mixed elements [tokens, inner] of a layer for all query tokens.
-
-    inputs [tokens, rows of `StateWeights.inputs`]; `conv` and `recurrent` are the layer's states of all slots.
-    """
-    mixed = torch.zeros(len(inputs), inner)
-    for i, slot in enumerate(batch.states.tolist()):
-        start, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
-        if int(batch.seq_len[i]) == end - start:
-            conv[slot] = 0
-            recurrent[slot] = 0
-        for token in range(start, end):
-            mixed[token] = update(inputs[token].clone(), conv[slot], recurrent[slot])
-    return mixed
-
-
-def update_of(layer: StateLayer, weights: StateWeights, norm_eps: float) -> Update:
+def _update_of(layer: StateLayer, weights: StateWeights, norm_eps: float) -> Update:
     """The update of a state by one token."""
     if isinstance(layer, Mamba2):
         return _mamba(layer, weights, norm_eps)
@@ -89,8 +69,8 @@ def update_of(layer: StateLayer, weights: StateWeights, norm_eps: float) -> Upda
 
 def _convolution(weights: StateWeights) -> Callable[[Torch, Torch], Torch]:
     """A causal convolution of each channel: a token's channels and those before it, which move on by one."""
-    kernel = _vector(weights.conv).t().contiguous()
-    bias = None if weights.conv_bias is None else _vector(weights.conv_bias)
+    kernel = float32(weights.conv).t().contiguous()
+    bias = optional(weights.conv_bias)
 
     def convolve(channels: Torch, conv: Torch) -> Torch:
         window = torch.cat([conv, channels[None]])
@@ -103,9 +83,9 @@ def _convolution(weights: StateWeights) -> Callable[[Torch, Torch], Torch]:
 
 def _mamba(layer: Mamba2, weights: StateWeights, norm_eps: float) -> Update:
     convolve = _convolution(weights)
-    rate = -torch.exp(_vector(weights.decay))
-    step_bias, skip = _vector(weights.step_bias), _vector(weights.skip)[:, None]
-    norm = None if weights.norm is None else _vector(weights.norm)
+    rate = -torch.exp(float32(required(weights.decay)))
+    step_bias, skip = float32(required(weights.step_bias)), float32(required(weights.skip))[:, None]
+    norm = optional(weights.norm)
     shared = layer.groups * layer.state
     per_group = layer.heads // layer.groups
 
@@ -130,20 +110,21 @@ def _mamba(layer: Mamba2, weights: StateWeights, norm_eps: float) -> Update:
 
 def _gated_delta(layer: GatedDelta, weights: StateWeights, norm_eps: float) -> Update:
     convolve = _convolution(weights)
-    rate = -torch.exp(_vector(weights.decay))
-    step_bias, norm = _vector(weights.step_bias), _vector(weights.norm)
+    rate = -torch.exp(float32(required(weights.decay)))
+    step_bias, norm = float32(required(weights.step_bias)), float32(required(weights.norm))
     keys, values = layer.key_heads * layer.key_dim, layer.value_heads * layer.value_dim
-    shared = layer.value_heads // layer.key_heads
+    shared, scale = layer.value_heads // layer.key_heads, float(layer.key_dim**-0.5)
 
     def unit(heads: Torch) -> Torch:
         heads = heads.view(layer.key_heads, layer.key_dim)
-        return (heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + _NORM_FLOOR)).repeat_interleave(shared, 0)
+        normed = heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + _NORM_FLOOR)
+        return normed.repeat_interleave(shared, 0)
 
     def update(inputs: Torch, conv: Torch, recurrent: Torch) -> Torch:
         sections = [2 * keys + values, values, layer.value_heads, layer.value_heads]
         channels, z, b, a = torch.split(inputs, sections)
         q, k, v = torch.split(silu(convolve(channels, conv)), [keys, keys, values])
-        q, k, v = unit(q) * layer.key_dim**-0.5, unit(k)[..., None], v.view(layer.value_heads, layer.value_dim)
+        q, k, v = unit(q) * scale, unit(k)[..., None], v.view(layer.value_heads, layer.value_dim)
         recurrent.mul_(torch.exp(rate * softplus(a + step_bias))[:, None, None])
         known = (recurrent * k).sum(1)
         recurrent.add_(k * (torch.sigmoid(b)[:, None] * (v - known))[:, None])
@@ -152,9 +133,3 @@ def _gated_delta(layer: GatedDelta, weights: StateWeights, norm_eps: float) -> U
         return y.view(-1) * silu(z)
 
     return update
-
-
-def _vector(tensor: Tensor | None) -> Torch:
-    if tensor is None:
-        raise TypeError("a state layer without a tensor that its kind has")
-    return torch.from_numpy(dequantize(tensor).copy())

@@ -120,6 +120,11 @@ class ModelConfig:
         """Number of layers with a state per sequence."""
         return sum(part.state for part in self.parts)
 
+    @property
+    def state_bytes(self) -> int:
+        """Size of the states of one sequence over all layers, in float32."""
+        return 0 if self.state is None else 4 * self.state.shape.elements * self.state_layers
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V, or latents, over all layers."""
         if self.latent is not None:

@@ -60,9 +60,10 @@ def fit(
 ) -> CacheSizes:
     """Resolve all sizes.
 
-    `token_bytes` is the size of one token's K and V over all layers, `block_size` the backend's default, `state_bytes`
-    the size of a sequence's states over all layers. `room(rows, tokens)` returns how many bytes the KV pool may take in addition to the buffers of steps with that many
-    sequences and tokens. `host_room` bounds the host memory for preempted sequences if the pool is not in host memory.
+    `token_bytes` is the size of one token's K and V over all layers, `block_size` the backend's default, and
+    `state_bytes` the size of a sequence's states over all layers. `room(rows, tokens)` returns how many bytes the KV
+    pool may take in addition to the buffers of steps with that many sequences and tokens. `host_room` bounds the host
+    memory for preempted sequences if the pool is not in host memory.
     Raises `SettingsError` with the numbers if the settings contradict each other or exceed the memory.
     """
     block_size = settings.block_size or block_size
@@ -150,11 +151,11 @@ def _states(settings: EngineSettings, memory: int, rows: int, state_bytes: int, 
     if settings.state_snapshots and found.rows * state_bytes + rest <= memory:
         raise SettingsError(
             f"state_snapshots {settings.state_snapshots} does not fit kv_memory: {memory} bytes hold "
-            f"{(memory - rest) // state_bytes} states of {state_bytes} bytes, {found.rows} of them for running sequences",
+            f"{(memory - rest) // state_bytes} states of {state_bytes} bytes, {found.rows} of running sequences",
             "state_snapshots",
         )
     raise SettingsError(
-        f"kv_memory {memory} bytes is less than the states of {found.rows} running sequences, {state_bytes} bytes each, "
+        f"kv_memory {memory} bytes is less than the states of {found.rows} running sequences, {state_bytes} each, "
         f"and two blocks: {found.rows * state_bytes + rest} bytes; raise kv_memory, or reduce max_running_requests",
         "kv_memory" if not given else "max_running_requests",
     )

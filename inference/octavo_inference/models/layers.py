@@ -146,6 +146,11 @@ class GatedDelta:
     kernel: int
 
     @property
+    def inner(self) -> int:
+        """Elements of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
     def shape(self) -> StateShape:
         """The convolution sees queries, keys and values."""
         channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim

@@ -253,7 +253,7 @@ def _qwen_hybrid(settings: HfSettings, sparse: Callable[[int], bool]) -> Fields:
     }
 
 
-_GRANITE_NAMES = names.layer_names("gate", "up", gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear")
+_GRANITE_NAMES = names.layer_names(gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear")
 _BAMBA_NAMES = names.layer_names(
     post_norm="pre_ff_layernorm", gate="feed_forward.gate_proj", up="feed_forward.up_proj",
     down="feed_forward.down_proj",

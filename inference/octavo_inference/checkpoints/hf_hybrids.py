@@ -40,7 +40,7 @@ def _granite_hybrid(settings: HfSettings) -> Fields:
     sparse = settings.count("num_local_experts", 0, least=0) > 0
     kind: FeedForward = "experts" if sparse else "dense"
     shared = settings.count("shared_intermediate_size")
-    rope = settings.get("position_embedding_type", "rope") == "rope"
+    rope = settings.get("position_embedding_type") == "rope"
     return {
         **plain.granite(settings),
         **_biases(settings),

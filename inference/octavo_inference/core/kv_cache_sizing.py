@@ -119,7 +119,7 @@ def fit(
         max_running,
         max_batched,
         num_blocks * block_bytes + states.nbytes,
-        _host_blocks(settings, num_blocks, block_bytes, host_room) if block_bytes else 0,
+        _host_blocks(settings, num_blocks * block_bytes + states.nbytes, block_bytes, host_room) if block_bytes else 0,
         block_bytes,
         states.slots,
         state_bytes,
@@ -167,13 +167,13 @@ def _batched_tokens(settings: EngineSettings, profile: BatchProfile, max_running
     return max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else longest)
 
 
-def _host_blocks(settings: EngineSettings, num_blocks: int, block_bytes: int, room: int | None) -> int:
+def _host_blocks(settings: EngineSettings, pool: int, block_bytes: int, room: int | None) -> int:
     if settings.preemption == "recompute":
         if settings.swap_memory is not None:
             raise SettingsError("swap_memory needs preemption swap: recompute keeps nothing", "swap_memory")
         return 0
     if settings.swap_memory is None:
-        share = int(num_blocks * _SWAP_SHARE)
+        share = int(pool * _SWAP_SHARE) // block_bytes
         return max(1, share if room is None else min(share, room // block_bytes))
     if room is not None and settings.swap_memory > room:
         raise SettingsError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable
@@ -327,9 +328,11 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
 
 def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Quantization = "auto") -> int:
     """Bytes of weights that a backend holds in addition to the mapped files."""
+    if backend == "reference":
+        return 4 * sum(math.prod(tensor.shape) for tensor in weights.tensors())
     from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, weight_format  # noqa: PLC0415 -- loads no kernels
 
-    return packed_bytes(weights, "f32" if backend == "reference" else weight_format(dtype, quantization))
+    return packed_bytes(weights, weight_format(dtype, quantization))
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:

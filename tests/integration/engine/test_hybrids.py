@@ -52,7 +52,7 @@ def test_the_engine_answers_like_generate(name: str, tmp_path: Path) -> None:
     llm = LLM(
         str(tmp_path),
         backend="reference",
-        max_model_len=96,
+        max_model_len=128,
         kv_memory="2Mi",
         max_running_requests=3,
         max_batched_tokens=24,
@@ -75,7 +75,7 @@ def test_the_engine_answers_like_generate(name: str, tmp_path: Path) -> None:
 
 def fresh(path: Path, **changes: Any) -> LLM:
     """An engine that shares and preempts nothing."""
-    settings = {"backend": "reference", "max_model_len": 96, "kv_memory": "2Mi", "prefix_caching": False} | changes
+    settings = {"backend": "reference", "max_model_len": 128, "kv_memory": "2Mi", "prefix_caching": False} | changes
     return LLM(str(path), **settings)
 
 

@@ -63,6 +63,28 @@ struct Matrix {
 
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
 
+enum StateKind : int32_t { STATE_MAMBA2 = 0, STATE_GATED_DELTA = 1, STATE_SHORT_CONV = 2 };
+
+// The sizes of a model's state layers (models/layers.py). Rows of their inputs, by head:
+//   Mamba-2: z, x, B, C, dt    gated delta: queries, keys, values, z, b, a    short convolution: B, C, x
+// A state has `rows` elements of B or a key, `columns` of x or a value. `key_heads` share them among `heads`.
+struct StateShape {
+  int64_t channels, inner, elements;  // of the convolution, the outputs, a slot
+  int32_t kind, taps, heads, key_heads, rows, columns;
+  int32_t norm_group, norm_first;  // elements, 0: no norm; norm, then gate
+  float step_least, step_most;
+};
+
+// A state layer. A slot has the last inputs of the convolution (conv_state.h), then the states of the heads
+// (recurrence.h). `slots` is null where the layer has none of this.
+struct StateLayer {
+  const float *conv, *conv_bias;          // [taps][channels], [channels]
+  const float *decay, *step_bias, *skip;  // [heads]; the rate of decay for a step of 1, in powers of 2
+  const float* norm;                      // [inner]
+  float* slots;
+  Matrix inputs, output;
+};
+
 // A pointer is null if the model does not have that tensor.
 struct Layer {
   const float *input_norm, *post_norm;                  // [hidden]

@@ -84,6 +84,7 @@ class EchoBackend:
     hidden_size = 2
     steps_ahead = 0
     decode_runs = False
+    state_slots = 0
     max_prompt_scores: int | None = None
 
     def __init__(self, num_blocks: int, block_size: int = 4) -> None:
@@ -141,6 +142,15 @@ class EchoBackend:
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         self.kv[list(blocks)] = 0
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        raise NotImplementedError
+
+    def states_to_host(self, slots: Sequence[int]) -> np.ndarray:
+        raise NotImplementedError
+
+    def states_from_host(self, saved: np.ndarray, slots: Sequence[int]) -> None:
+        raise NotImplementedError
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:

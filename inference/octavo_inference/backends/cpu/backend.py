@@ -23,7 +23,7 @@ from octavo_inference.backends.cpu.native.sampling import NativeSampling, native
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype, Quantization
-from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutStates
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
@@ -47,7 +47,7 @@ def kv_element_bytes(dtype: str) -> int:
     return ELEMENT_BYTES[_float_format(dtype)]
 
 
-class CpuBackend:
+class CpuBackend(WithoutStates):
     """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
 
     `profile` sums the seconds of each part of the steps. `weight_bytes`, `kv_bytes` and `working_bytes` are the memory

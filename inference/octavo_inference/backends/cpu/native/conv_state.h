@@ -9,7 +9,7 @@
 namespace octavo {
 
 constexpr i64 CONV_CHANNELS = 64;  // of a piece
-constexpr int MOST_TAPS = 8;       // kernel_sizes in footprint.py refuses more
+constexpr int MOST_TAPS = 8;       // state_packing.py refuses more
 
 struct Convolution {
   const float *weights, *bias;  // [taps][channels], oldest token first; [channels] or null

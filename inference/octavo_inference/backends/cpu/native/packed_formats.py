@@ -195,10 +195,15 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement."""
     for layer in weights.layers:
-        yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
-        yield (required(layer.o),), abi.CONCATENATED
-        yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
-        yield (required(layer.down),), abi.CONCATENATED
+        if layer.q is not None:
+            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            yield (required(layer.o),), abi.CONCATENATED
+        if layer.state is not None:
+            yield layer.state.inputs, abi.CONCATENATED
+            yield (layer.state.output,), abi.CONCATENATED
+        if layer.gate is not None:
+            yield (layer.gate, required(layer.up)), abi.INTERLEAVED
+            yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 
 

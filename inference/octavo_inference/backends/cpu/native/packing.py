@@ -31,6 +31,7 @@ from octavo_inference.backends.cpu.native.pieces import (
     integer_levels,
     read_piece,
 )
+from octavo_inference.backends.cpu.native.state_packing import pack_state
 from octavo_inference.common.memory_advice import Arena
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize, exact_half
@@ -213,16 +214,20 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
         biases = [getattr(weights.layers[number], f"{role}_bias") for role in roles]
         return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
 
+    with_attention = 0
     for number, layer in enumerate(weights.layers[: config.layers]):
-        packed.layers.append(
-            abi.Layer(
-                qkv=linear(number, "q", "k", "v"),
-                output=linear(number, "o"),
-                gate_up=linear(number, "gate", "up", arrangement=abi.INTERLEAVED),
-                down=linear(number, "down"),
-                **{name: packer.vector(getattr(layer, name)) for name in norms},
-            )
-        )
+        part = config.part(number)
+        into = abi.Layer(**{name: packer.vector(getattr(layer, name)) for name in norms})
+        if part.attention:
+            into.qkv, into.output = linear(number, "q", "k", "v"), linear(number, "o")
+            into.kv_layer = with_attention
+            with_attention += 1
+        if part.state and config.state is not None and layer.state is not None:
+            into.state = pack_state(packer, config.state, layer.state, number)
+        if part.feed_forward == "dense":
+            into.gate_up = linear(number, "gate", "up", arrangement=abi.INTERLEAVED)
+            into.down = linear(number, "down")
+        packed.layers.append(into)
     packed.final_norm = packer.vector(weights.final_norm)
     packed.lm_head = packer.matrix((weights.lm_head,), names=("lm_head",))
     embedding = exact_half(weights.embedding)

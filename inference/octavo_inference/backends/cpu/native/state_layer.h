@@ -16,7 +16,7 @@ struct StateColumns {
   i64 conv, value, key, query, gate, step, beta;
 };
 
-inline StateColumns state_columns(const StateShape& s) {
+inline StateColumns state_columns(const StateSizes& s) {
   const i64 keys = i64(s.key_heads) * s.rows, inner = s.inner;
   if (s.kind == STATE_MAMBA2) return {inner, inner, 2 * inner, 2 * inner + keys, 0, 2 * (inner + keys), 0};
   if (s.kind == STATE_SHORT_CONV) return {0, 2 * inner, 0, 0, inner, 0, 0};
@@ -136,7 +136,7 @@ class StateMixer {
       head.template run<STATE_BLOCK / 2 / W>(state, tokens);
   }
 
-  const StateShape& shape_;
+  const StateSizes& shape_;
   const Batch& batch_;
   const StateLayer& layer_;
   const StateColumns at_;

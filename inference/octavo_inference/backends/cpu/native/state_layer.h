@@ -50,7 +50,10 @@ class StateMixer {
       : shape_(m.state), batch_(b), layer_(layer), at_(state_columns(m.state)), inputs_(inputs),
         stride_(layer.inputs.rows), outputs_(outputs), norm_eps_(m.norm_eps) {}
 
-  // Called by every thread of the team.
+  // Whether heads have a state: else the convolution writes the outputs.
+  bool recurs() const { return shape_.kind != STATE_SHORT_CONV; }
+
+  // Called by every thread of the team, as the next one.
   void convolve(Worker& worker) const {
     const i64 pieces = (shape_.channels + CONV_CHANNELS - 1) / CONV_CHANNELS;
     worker.share(pieces, [&](i64 piece) {
@@ -60,7 +63,6 @@ class StateMixer {
   }
 
   void recur(Worker& worker) const {
-    if (shape_.kind == STATE_SHORT_CONV) return;
     // Sequences in reverse: prompts come after decodes, and long pieces go first.
     worker.share(i64(batch_.num_seqs) * shape_.heads, [&](i64 piece) {
       recur(sequence(batch_.num_seqs - 1 - piece / shape_.heads), piece % shape_.heads);

@@ -68,10 +68,9 @@ def state_sizes(state: StateLayer | None) -> abi.StateSizes:
 def pack_state(packer: Packer, state: StateLayer, weights: StateWeights, number: int) -> abi.PackedState:
     """Pack layer `number`'s state layer; its slots are not set."""
     name = f"of the state of layer {number}"
+    names = [f"inputs {index} {name}" for index in range(len(weights.inputs))]
     packed = abi.PackedState(
-        inputs=packer.matrix(
-            weights.inputs, biases=(weights.inputs_bias,), names=[f"inputs {name}"] * len(weights.inputs)
-        ),
+        inputs=packer.matrix(weights.inputs, biases=(weights.inputs_bias,), names=names),
         output=packer.matrix((weights.output,), biases=(weights.output_bias,), names=(f"output {name}",)),
         conv=packer.own(np.ascontiguousarray(dequantize(weights.conv).T)),
         **{vector: packer.vector(getattr(weights, vector)) for vector in ("conv_bias", "step_bias", "skip")},

@@ -17,8 +17,10 @@ static void state_part(Step<P>& step, const Layer& layer) {
               StoreFloats{m.state_inputs, inputs.rows, inputs.bias});
   step.watch.lap(step.profile.linears);
   mixer.convolve(step.worker);
-  mixer.recur(step.worker);
-  step.rows(step.b.num_tokens, [&](i64 t) { mixer.norm(t); });
+  if (mixer.recurs()) {
+    mixer.recur(step.worker);
+    step.rows(step.b.num_tokens, [&](i64 t) { mixer.norm(t); });
+  }
   step.watch.lap(step.profile.states);
 }
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.footprint import partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address, pack
@@ -47,6 +48,8 @@ _FEATURES = frozenset(
         "short convolutions",
         "attention beside a state layer",
         "layers without attention or MLP",
+        "a mixture of experts",
+        "a clamped activation of experts",
     }
 )
 
@@ -115,6 +118,8 @@ class CpuBackend:
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
+        int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
+        mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
             "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
@@ -127,9 +132,17 @@ class CpuBackend:
             "activated": _zeros((tokens, config.intermediate), act),
             "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
             "mixed": _zeros((tokens, states.inner), act),
-            "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
+            "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
+            # The router reads float32, whatever the activation type is.
+            "router_input": _zeros(
+                (tokens if config.experts and act.itemsize < 4 else 0, config.hidden), np.dtype(np.float32)
+            ),
+            "router_logits": _zeros((tokens, mixture.router_logits), np.dtype(np.float32)),
+            "expert_inputs": _zeros((tokens, mixture.inputs), np.dtype(np.float32)),
+            "expert_activated": _zeros((tokens, mixture.activated), act),
+            "expert_quantized": _zeros((tokens if rounds else 0, mixture.quantized), int8_block),
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
@@ -162,6 +175,7 @@ class CpuBackend:
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
             state=states,
+            routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes, self.state_bytes = self._kv.nbytes, self._states.nbytes
@@ -237,6 +251,11 @@ class CpuBackend:
     def part_seconds(self) -> dict[str, float]:
         """The sums in `profile`, by part."""
         return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert computed so far, [layers, experts]; None for a model without experts."""
+        counted = self._packed.expert_tokens
+        return None if counted is None else counted.copy()
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -384,6 +403,8 @@ def _check(config: ModelConfig, block_size: int) -> None:
             raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
     require_features(config, _FEATURES, "the CPU backend")
     check_state(config.state)
+    if config.experts is not None:
+        check_experts(config.experts, _STEP)
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
 

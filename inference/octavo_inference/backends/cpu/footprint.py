@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_inference.backends.cpu.native.experts import expert_widths
 from octavo_inference.backends.cpu.native.packed_formats import (
     WIDEST_PANEL,
     WeightFormat,
@@ -80,7 +81,12 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed
     widest = max(config.hidden, attended, config.intermediate, mixed)
     row = _padded(config.vocab) + partial_floats(config)
-    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * row
+    blocks = math.ceil(widest / 32)
+    if config.experts is not None:
+        mixture = expert_widths(config.experts, config.hidden)
+        widths += config.hidden + mixture.router_logits + mixture.inputs + mixture.activated
+        blocks += mixture.quantized
+    return 4 * widths + blocks * _QUANTIZED_BLOCK, 4 * row
 
 
 def _padded(rows: int) -> int:

@@ -61,6 +61,27 @@ struct Matrix {
   int8_t levels[16];  // of CODE4
 };
 
+// How a token's scores follow from the router's logits; see Experts in models/layers.py.
+enum Scoring : int32_t { SCORING_SOFTMAX = 0, SCORING_SIGMOID = 1, SCORING_SOFTMAX_OF_CHOSEN = 2 };
+
+// How tokens choose among `count` experts. count 0: the model has none. A group's score is the sum of its `group_best`
+// best experts. clamp 0: none.
+struct Routing {
+  int32_t count, chosen, scoring, normalized, groups, chosen_groups, group_best, input_scaled;
+  float scale, clamp;
+};
+
+// A mixture of experts of one layer. The shared MLP is the last expert: each token uses it, and no router chooses it.
+// Like parts of matrices it must outlive the team.
+struct Experts {
+  Matrix router;                 // of floats: a row for each expert, then the gate of the shared MLP, where it has one
+  const float* correction;       // [count] or null: added to scores for the choice alone
+  const Matrix *gate_up, *down;  // [count + shared]
+  int64_t* tokens;               // [count]: tokens of each expert, summed over steps
+  int32_t shared, shared_gate;
+  int32_t integers, ordered;  // some matrix is of integers, some has an order of columns
+};
+
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
 
 enum StateKind : int32_t { STATE_MAMBA2 = 0, STATE_GATED_DELTA = 1, STATE_SHORT_CONV = 2 };
@@ -95,6 +116,7 @@ struct Layer {
   int32_t window;  // tokens that a token attends to, itself included; 0: all before it
   int32_t kv_layer;  // its number among the layers with attention
   StateLayer state;
+  const Experts* experts;  // in the place of gate_up and down
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
@@ -116,6 +138,9 @@ struct Model {
   float* state_inputs;  // [tokens][rows of a state layer's inputs]
   void* mixed;          // [tokens][inner], of the activation type
   StateSizes state;
+  Routing routing;
+  float *router_input, *router_logits;  // router_input: null if the activation type is float
+  void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
 };
 
 struct Batch {
@@ -170,9 +195,10 @@ struct DecodeRun {
 };
 
 // Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
-// lm_head include the norms and the rounding of their input rows.
+// lm_head include the norms and the rounding of their input rows, experts all of a mixture: router, products, sums,
+// states the parts of state layers between their linears.
 struct Profile {
-  double linears, attention, lm_head, elementwise, sampling, states;
+  double linears, attention, lm_head, elementwise, sampling, experts, states;
 };
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_part.h"
+#include "experts.h"
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
@@ -24,7 +25,7 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), expert_plan_(m, b), pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
@@ -61,7 +62,10 @@ class Forward final : public Job {
     if (state.slots) state_part(step, layer);
     if (layer.qkv.rows) attention_part(step, layer, kv_layer<P>(m_, layer.kv_layer), plan_);
     if (state.slots) step.add_linear(state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm);
-    if (layer.gate_up.rows) mlp_part(step, layer);
+    if (layer.experts)
+      ExpertsPart<P>(step, layer, index, expert_plan_).run();
+    else if (layer.gate_up.rows)
+      mlp_part(step, layer);
   }
 
   void choose(Step<P>& step) {
@@ -104,6 +108,7 @@ class Forward final : public Job {
   Profile& profile_;
   const std::vector<Layer> layers_;
   AttentionPlan plan_;
+  ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

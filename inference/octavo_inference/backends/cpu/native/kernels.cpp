@@ -63,6 +63,13 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, const
     run_linear<Bf16>(*team, *matrix, input, rows, out);
 }
 
+// The choice of a mixture alone: logits [rows, count] become scores in place; ids and weights are [rows, chosen].
+EXPORT void octavo_route(const Routing* routing, const float* correction, float* logits, int64_t rows, int32_t* ids,
+                         float* weights) {
+  for (int64_t r = 0; r < rows; r++)
+    route(*routing, correction, logits + r * routing->count, ids + r * routing->chosen, weights + r * routing->chosen);
+}
+
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With

@@ -30,6 +30,7 @@ from .state_models import (
     state_config,
     states_batch,
 )
+from .test_decode_loop import PROMPTS, launched, one_by_one, run_of, table_of
 from .test_forward import TINY, Float32, Story, create, stories
 from .test_quantised import random_blocks
 
@@ -205,3 +206,23 @@ def test_sizes_the_kernels_cannot_run_are_refused(
     weights = random_model(TINY, rng)
     with pytest.raises(ModelError, match=message):
         create(state_config(state, STATE), weights, kernels)
+
+
+@pytest.mark.parametrize("state", KINDS.values(), ids=KINDS.keys())
+def test_a_run_of_decodes_gives_the_tokens_of_single_steps(
+    kernels: Kernels, rng: np.random.Generator, state: StateLayer
+) -> None:
+    config = state_config(state, STATE, ATTENTION, STATE_ALONE)
+    backend = create(config, random_model(config, rng), kernels, state_slots=SLOTS)
+    table = table_of(temperature=2.0)
+    prompts = [
+        Story(table.tokens[row].tolist(), table.blocks[row].tolist(), 0, length - 1)
+        for row, length in enumerate(PROMPTS)
+    ]
+    backend.logits(states_batch(prompts))
+    before = backend.states_to_host([0, 1, 2])
+    found = launched(backend, table, PROMPTS, run_of())
+    after = backend.states_to_host([0, 1, 2])
+    backend.states_from_host(before, [0, 1, 2])
+    np.testing.assert_array_equal(found, one_by_one(backend, table))
+    np.testing.assert_array_equal(backend.states_to_host([0, 1, 2]), after)

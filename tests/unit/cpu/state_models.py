@@ -80,6 +80,8 @@ def random_model(config: ModelConfig, rng: np.random.Generator, *, bias: bool = 
         if part.feed_forward == "none":
             absent = (*absent, "gate", "up", "down", "post_norm")
         changes: dict[str, object] = dict.fromkeys(absent)
+        if part.attention and config.attention_gate:
+            changes["attention_gate"] = tensor(rng, config.heads * config.head_dim, config.hidden)
         if part.state and config.state is not None:
             changes["state"] = state_weights(config, config.state, rng, bias=bias)
         layers.append(replace(layer, **changes))  # type: ignore[arg-type]

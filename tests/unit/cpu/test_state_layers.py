@@ -13,7 +13,7 @@ from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layers import StateLayer
+from octavo_inference.models.layers import GatedDelta, StateLayer
 from octavo_inference.models.weights import LayerWeights, Weights
 
 from .state_models import (
@@ -83,7 +83,8 @@ def test_logits_of_a_ragged_batch(kernels: Kernels, state: StateLayer, bias: boo
     ids=["granite", "falcon", "nemotron", "qwen", "lfm2"],
 )
 def test_state_layers_among_others(kernels: Kernels, state: StateLayer, parts: tuple) -> None:  # type: ignore[type-arg]
-    config = state_config(state, *parts, residual_scale=0.5)
+    # The gate is Qwen3-Next's.
+    config = state_config(state, *parts, residual_scale=0.5, attention_gate=isinstance(state, GatedDelta))
     rng = np.random.default_rng(1)
     weights = random_model(config, rng)
     backend = create(config, weights, kernels, state_slots=SLOTS)
@@ -131,7 +132,7 @@ def test_inputs_in_several_formats(kernels: Kernels, rng: np.random.Generator, s
 MIXES = {
     "mamba2": state_config(MAMBA, STATE, ATTENTION, STATE_ALONE),
     "mamba2 beside attention": state_config(replace(MAMBA, head_dim=48, norm_groups=0), BOTH),
-    "delta": state_config(DELTA, STATE, ATTENTION, STATE_ALONE),
+    "delta": state_config(DELTA, STATE, ATTENTION, STATE_ALONE, attention_gate=True),
     "conv": state_config(CONV, STATE, ATTENTION, STATE_ALONE),
 }
 

@@ -48,6 +48,7 @@ _FEATURES = frozenset(
         "short convolutions",
         "attention beside a state layer",
         "layers without attention or MLP",
+        "a gate of attention",
         "a mixture of experts",
         "a clamped activation of experts",
     }
@@ -175,6 +176,7 @@ class CpuBackend:
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
             state=states,
+            attention_gate=config.attention_gate,
             routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes

@@ -75,7 +75,11 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
     attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
+    written = [
+        config.hidden,
+        attended * (2 if config.attention_gate else 1) + keys,
+        *([config.hidden] if config.output_norms else []),
+    ]
     written.append(input_rows(config.state))
     mixed = inner_elements(config.state)
     widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed

@@ -138,6 +138,7 @@ struct Model {
   float* state_inputs;  // [tokens][rows of a state layer's inputs]
   void* mixed;          // [tokens][inner], of the activation type
   StateSizes state;
+  int32_t attention_gate;  // rows of qkv after v are those of a gate of attention's outputs
   Routing routing;
   float *router_input, *router_logits;  // router_input: null if the activation type is float
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h

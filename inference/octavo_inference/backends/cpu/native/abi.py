@@ -223,6 +223,7 @@ class DecoderArgs(ctypes.Structure):
         ],
         *[(name, c_void_p) for name in ("state_inputs", "mixed")],
         ("state", StateSizes),
+        ("attention_gate", c_int32),
         ("routing", Routing),
         *[
             (name, c_void_p)

@@ -203,7 +203,8 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
         if layer.q is not None:
-            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            gate = () if layer.attention_gate is None else (layer.attention_gate,)
+            yield (layer.q, required(layer.k), required(layer.v), *gate), abi.CONCATENATED
             yield (required(layer.o),), abi.CONCATENATED
         if layer.state is not None:
             yield layer.state.inputs, abi.CONCATENATED

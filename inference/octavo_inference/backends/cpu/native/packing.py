@@ -219,15 +219,16 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
 
     def linear(number: int, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
         matrices = [getattr(weights.layers[number], role) for role in roles]
-        biases = [getattr(weights.layers[number], f"{role}_bias") for role in roles]
+        biases = [getattr(weights.layers[number], f"{role}_bias", None) for role in roles]
         return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
 
+    attention = ("q", "k", "v", *(("attention_gate",) if config.attention_gate else ()))
     with_attention = 0
     for number, layer in enumerate(weights.layers[: config.layers]):
         part = config.part(number)
         into = abi.Layer(**{name: packer.vector(getattr(layer, name)) for name in norms})
         if part.attention:
-            into.qkv, into.output = linear(number, "q", "k", "v"), linear(number, "o")
+            into.qkv, into.output = linear(number, *attention), linear(number, "o")
             into.kv_layer = with_attention
             with_attention += 1
         if part.state and config.state is not None and layer.state is not None:

@@ -8,6 +8,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from octavo_inference.backends.cpu.footprint import _working
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
 from octavo_inference.backends.reference.backend import ReferenceBackend
@@ -176,7 +177,7 @@ def test_copied_states_continue_like_their_source(
     config = state_config(state, STATE, STATE_ALONE)
     backend = create(config, random_model(config, rng), kernels, state_slots=SLOTS)
     assert backend.state_slots == SLOTS
-    assert backend.state_bytes == 2 * SLOTS * 4 * state.shape.elements
+    assert backend._states.nbytes == backend.kv_bytes == 2 * SLOTS * 4 * state.shape.elements
     story = stories(rng, [41])[0]
     backend.logits(states_batch([replace(story, end=40)], [3]))
     backend.copy_states([(3, 0), (3, 19)])
@@ -227,3 +228,14 @@ def test_a_run_of_decodes_gives_the_tokens_of_single_steps(
     backend.states_from_host(before, [0, 1, 2])
     np.testing.assert_array_equal(found, one_by_one(backend, table))
     np.testing.assert_array_equal(backend.states_to_host([0, 1, 2]), after)
+
+
+@pytest.mark.parametrize("config", MIXES.values(), ids=MIXES.keys())
+def test_the_plan_counts_all_buffers(kernels: Kernels, rng: np.random.Generator, config: ModelConfig) -> None:
+    config = replace(config, vocab=16_000)
+    weights = random_model(config, rng)
+    sizes = {"max_batched_tokens": 300, "max_running": 7, "threads": 3, "state_slots": SLOTS}
+    backend = create(config, weights, kernels, **sizes)
+    token, row = _working(config)
+    assert backend.working_bytes <= token * 300 + row * (7 + 3)
+    assert backend.kv_bytes == backend._kv.nbytes + backend._states.nbytes

@@ -48,7 +48,7 @@ _FEATURES = frozenset(
         "short convolutions",
         "attention beside a state layer",
         "layers without attention or MLP",
-        "a gate of attention",
+        "gated attention",
         "a mixture of experts",
         "a clamped activation of experts",
     }
@@ -61,10 +61,11 @@ def kv_element_bytes(dtype: str) -> int:
 
 
 class CpuBackend:
-    """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
+    """A decoder's packed weights, KV pool, states and scratch memory, and the threads that run it.
 
     `profile` sums the seconds of each part of the steps. `weight_bytes`, `kv_bytes` and `working_bytes` are the memory
-    allocated for packed weights, KV pool and buffers. The embedding's bytes are mostly those of a mapped file.
+    allocated for packed weights, KV pool with states, and buffers. The embedding's bytes are mostly those of a mapped
+    file.
     """
 
     def __init__(
@@ -180,16 +181,17 @@ class CpuBackend:
             routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes, self.state_bytes = self._kv.nbytes, self._states.nbytes
+        self.kv_bytes = self._kv.nbytes + self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
         self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv") + threads * packed.panel_bytes
         _LOG.info(
-            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
+            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens, %d states), working memory %.0f MB",
             self.name,
             self.weight_bytes / 1e6,
             self.kv_bytes / 1e6,
             num_blocks,
             block_size,
+            state_slots,
             self.working_bytes / 1e6,
         )
 

@@ -29,27 +29,9 @@ def state_config(state: StateLayer, *parts: LayerParts, **changes: object) -> Mo
     return replace(TINY, layers=len(parts), parts=parts, state=state, **changes)  # type: ignore[arg-type]
 
 
-def section_sizes(state: StateLayer) -> list[int]:
-    """Rows of a state layer's inputs, of each kind."""
-    if isinstance(state, Mamba2):
-        shared = state.groups * state.state
-        return [state.inner, state.inner, shared, shared, state.heads]
-    if isinstance(state, GatedDelta):
-        keys, values = state.key_heads * state.key_dim, state.value_heads * state.value_dim
-        return [keys, keys, values, values, state.value_heads, state.value_heads]
-    return [state.channels] * 3
-
-
-def inner_size(state: StateLayer) -> int:
-    """Elements of a state layer's outputs."""
-    if isinstance(state, Mamba2):
-        return state.inner
-    return state.value_heads * state.value_dim if isinstance(state, GatedDelta) else state.channels
-
-
 def state_weights(config: ModelConfig, state: StateLayer, rng: np.random.Generator, *, bias: bool) -> StateWeights:
     """Random weights of a layer: decays between those of one and of many tokens."""
-    shape, sizes, inner = state.shape, section_sizes(state), inner_size(state)
+    shape, sizes, inner = state.shape, state.input_rows, state.inner
     by_head = isinstance(state, Mamba2 | GatedDelta)
 
     def vector(values: NDArray[np.floating]) -> Tensor:
@@ -109,7 +91,7 @@ def mixed(config: ModelConfig, layer: LayerWeights, h: Float64) -> Float64:
     assert state is not None
     assert w is not None
     rows = h @ np.concatenate([dequantize(each) for each in w.inputs]).T + _bias(w.inputs_bias)
-    parts = np.split(rows, np.cumsum(section_sizes(state))[:-1], axis=1)
+    parts = np.split(rows, np.cumsum(state.input_rows)[:-1], axis=1)
     if isinstance(state, Mamba2):
         out = _mamba(config, state, w, parts)
     elif isinstance(state, GatedDelta):

@@ -18,7 +18,6 @@ from octavo_inference.backends.cpu.native.packed_formats import (
     packed_bytes,
     weight_format,
 )
-from octavo_inference.backends.cpu.native.state_packing import inner_elements, input_rows
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
@@ -80,8 +79,10 @@ def _working(config: ModelConfig) -> tuple[int, int]:
         attended * (2 if config.attention_gate else 1) + keys,
         *([config.hidden] if config.output_norms else []),
     ]
-    written.append(input_rows(config.state))
-    mixed = inner_elements(config.state)
+    mixed = 0
+    if config.state is not None:
+        written.append(sum(config.state.input_rows))
+        mixed = config.state.inner
     widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed
     widest = max(config.hidden, attended, config.intermediate, mixed)
     row = _padded(config.vocab) + partial_floats(config)

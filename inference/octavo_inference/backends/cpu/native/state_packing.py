@@ -19,25 +19,6 @@ _STEP = 16  # widest vector of all variants
 _MOST_TAPS = 8  # of conv_state.h
 
 
-def inner_elements(state: StateLayer | None) -> int:
-    """Elements of a state layer's outputs for a token."""
-    if isinstance(state, Mamba2):
-        return state.inner
-    if isinstance(state, GatedDelta):
-        return state.value_heads * state.value_dim
-    return 0 if state is None else state.channels
-
-
-def input_rows(state: StateLayer | None) -> int:
-    """Rows of the matrix of a state layer's inputs."""
-    if state is None:
-        return 0
-    if isinstance(state, ShortConv):
-        return 3 * state.channels
-    per_head = 1 if isinstance(state, Mamba2) else 2
-    return state.shape.channels + inner_elements(state) + per_head * state.shape.heads
-
-
 def state_sizes(state: StateLayer | None) -> abi.StateSizes:
     """The sizes as the kernels' structure. A state has rows of B or a key, columns of x or a value."""
     if state is None:
@@ -45,7 +26,7 @@ def state_sizes(state: StateLayer | None) -> abi.StateSizes:
     shape = state.shape
     sizes = abi.StateSizes(
         channels=shape.channels,
-        inner=inner_elements(state),
+        inner=state.inner,
         elements=shape.elements,
         taps=shape.conv_tokens + 1,
         heads=shape.heads,

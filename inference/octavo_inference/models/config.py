@@ -38,8 +38,7 @@ class ModelConfig:
     are in one step. `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one
     norm for both. `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v.
     `query_temperature` (Llama 4): (floor positions, factor) of layers without rotation:
-    q *= 1 + factor * ln(1 + floor((p + 1) / floor)). `attention_gate` (Qwen3-Next): the outputs of attention, before
-    their projection, are multiplied by the sigmoid of a product with its input.
+    q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
     """
 
     architecture: str
@@ -81,7 +80,6 @@ class ModelConfig:
     embedding_norm: bool = False
     parallel: bool = False
     shared_norm: bool = False
-    attention_gate: bool = False
     gated: bool = True
     sinks: bool = False
     attention_gate: bool = False

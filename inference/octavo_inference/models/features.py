@@ -34,7 +34,6 @@ def features(config: ModelConfig) -> frozenset[str]:
         "no norm before attention and MLP": not config.input_norms,
         "a norm of the embedding": config.embedding_norm,
         "parallel attention and MLP": config.parallel,
-        "gated attention": config.attention_gate,
         "an MLP without gate": not config.gated,
         f"the activation {config.activation}": config.activation not in {"silu", "gelu_tanh"},
         "norms over all heads": config.qk_norm == "whole",

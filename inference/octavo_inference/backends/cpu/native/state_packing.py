@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.layers import GatedDelta, Mamba2, ShortConv, StateLayer
+from octavo_inference.models.layers import GatedDelta, Mamba2, StateLayer
 from octavo_inference.models.weights import StateWeights, dequantize
 
 if TYPE_CHECKING:

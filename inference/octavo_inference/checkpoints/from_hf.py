@@ -184,8 +184,12 @@ class _Layer:
         state: dict[str, Any] = {}
         for name, tensor in part_tensors(layer):
             if name in self._factors:
-                group = state if name.startswith("state.") else changed
-                group[name.rpartition(".")[2]] = scaled(tensor, self._factors[name], contents=contents)
+                found = scaled(tensor, self._factors[name], contents=contents)
+                if name == "state.inputs.0":  # the only one
+                    state["inputs"] = (found,)
+                else:
+                    group = state if name.startswith("state.") else changed
+                    group[name.rpartition(".")[2]] = found
         if layer.state is not None and state:
             changed["state"] = replace(layer.state, **state)
         return replace(layer, **changed) if changed else layer

@@ -95,7 +95,7 @@ def _falcon_h1_factors(settings: HfSettings) -> Factors:
     return {
         "q": attention_in, "k": attention_in * key, "v": attention_in, "o": attention_out,
         "k_bias": key, "o_bias": attention_out, "gate": gate, "gate_bias": gate, "down": down, "down_bias": down,
-        "state.inputs": (each * ssm_in).astype(np.float32), "state.inputs_bias": each.astype(np.float32),
+        "state.inputs.0": (each * ssm_in).astype(np.float32), "state.inputs_bias": each.astype(np.float32),
         "state.output": ssm_out, "state.output_bias": ssm_out,
     }  # fmt: skip
 

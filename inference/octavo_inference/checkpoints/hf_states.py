@@ -14,7 +14,7 @@ from octavo_inference.checkpoints.hf_tensors import HfTensors
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import FeedForward, GatedDelta, LayerParts, Mamba2, ShortConv, StateLayer
-from octavo_inference.models.rows import concatenated, delta_rows
+from octavo_inference.models.rows import delta_rows
 from octavo_inference.models.weights import Matrix, StateWeights, Tensor
 
 _ATTENTION = frozenset({"attention", "full_attention"})
@@ -92,7 +92,7 @@ def state_weights(tensors: HfTensors, config: ModelConfig, prefix: str) -> State
     shape = layer.shape
     if isinstance(layer, ShortConv):
         return StateWeights(
-            inputs=tensors.matrix(prefix + "in_proj.weight", 3 * layer.channels, config.hidden),
+            inputs=(tensors.matrix(prefix + "in_proj.weight", 3 * layer.channels, config.hidden),),
             conv=_kernel(tensors, prefix + "conv", layer),
             output=tensors.matrix(prefix + "out_proj.weight", config.hidden, layer.channels),
             inputs_bias=tensors.optional(prefix + "in_proj.bias", 3 * layer.channels),
@@ -112,7 +112,7 @@ def state_weights(tensors: HfTensors, config: ModelConfig, prefix: str) -> State
         return StateWeights(inputs=inputs, norm=tensors.vector(prefix + "norm.weight", layer.value_dim), **common)
     rows = inner + shape.channels + shape.heads
     return StateWeights(
-        inputs=tensors.matrix(prefix + "in_proj.weight", rows, config.hidden),
+        inputs=(tensors.matrix(prefix + "in_proj.weight", rows, config.hidden),),
         inputs_bias=tensors.optional(prefix + "in_proj.bias", rows),
         conv_bias=tensors.optional(prefix + "conv1d.bias", shape.channels),
         skip=tensors.vector(prefix + "D", shape.heads),
@@ -127,7 +127,7 @@ def _kernel(tensors: HfTensors, name: str, layer: StateLayer) -> Tensor:
     return tensors.flattened(name + ".weight", (channels, 1, kernel), (channels, kernel))
 
 
-def _delta_inputs(tensors: HfTensors, hidden: int, layer: GatedDelta, prefix: str) -> Matrix:
+def _delta_inputs(tensors: HfTensors, hidden: int, layer: GatedDelta, prefix: str) -> tuple[Matrix, ...]:
     keys, values = layer.key_heads * layer.key_dim, layer.inner
     names: dict[str, tuple[int, NDArray[np.int64] | None]]
     if tensors.has(prefix + "in_proj_qkvz"):
@@ -147,5 +147,4 @@ def _delta_inputs(tensors: HfTensors, hidden: int, layer: GatedDelta, prefix: st
             "in_proj_b": (layer.value_heads, None),
             "in_proj_a": (layer.value_heads, None),
         }
-    parts = [tensors.matrix(f"{prefix}{name}.weight", rows, hidden, order) for name, (rows, order) in names.items()]
-    return concatenated(parts, contents=tensors.contents)
+    return tuple(tensors.matrix(f"{prefix}{name}.weight", rows, hidden, order) for name, (rows, order) in names.items())

@@ -61,21 +61,6 @@ def delta_rows(groups: int, *sizes: int) -> Order:
     return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])
 
 
-def concatenated(parts: list[Matrix], *, contents: bool = True) -> Matrix:
-    """The rows of several matrices in one: a copy. Matrices of unlike formats become floats.
-
-    Without `contents` they have formats and sizes alone, and so has the result.
-    """
-    shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-    formats = {part.format for part in parts if isinstance(part, Tensor)}
-    if len(formats) == 1 and all(isinstance(part, Tensor) for part in parts):
-        data = [part.data for part in parts if isinstance(part, Tensor)]
-        return Tensor(formats.pop(), shape, np.concatenate(data))
-    if not contents:
-        return Tensor("bf16", shape, np.broadcast_to(np.uint16(0), shape))
-    return Tensor("bf16", shape, np.concatenate([bf16_bits(dequantize(part)) for part in parts]))
-
-
 def scaled(matrix: Matrix, factors: float | NDArray[np.float32], *, contents: bool = True) -> Matrix:
     """A matrix whose row i is multiplied by factors[i], or all rows by one factor, in its own format.
 

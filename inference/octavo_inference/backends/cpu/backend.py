@@ -21,10 +21,11 @@ from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address, pack
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
+from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype, Quantization
-from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutStates
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
@@ -40,7 +41,18 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES = frozenset({"a mixture of experts", "a clamped activation of experts"})
+_FEATURES = frozenset(
+    {
+        "Mamba-2 layers",
+        "gated delta layers",
+        "short convolutions",
+        "attention beside a state layer",
+        "layers without attention or MLP",
+        "gated attention",
+        "a mixture of experts",
+        "a clamped activation of experts",
+    }
+)
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -48,11 +60,12 @@ def kv_element_bytes(dtype: str) -> int:
     return ELEMENT_BYTES[_float_format(dtype)]
 
 
-class CpuBackend(WithoutStates):
-    """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
+class CpuBackend:
+    """A decoder's packed weights, KV pool, states and scratch memory, and the threads that run it.
 
     `profile` sums the seconds of each part of the steps. `weight_bytes`, `kv_bytes` and `working_bytes` are the memory
-    allocated for packed weights, KV pool and buffers. The embedding's bytes are mostly those of a mapped file.
+    allocated for packed weights, KV pool with states, and buffers. The embedding's bytes are mostly those of a mapped
+    file.
     """
 
     def __init__(
@@ -69,10 +82,12 @@ class CpuBackend(WithoutStates):
         max_model_len: int,
         threads: int,
         format_: Literal["f32", "bf16"],
+        state_slots: int = 0,
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.hidden_size, self.steps_ahead = config.hidden, 0
+        self.state_slots = state_slots
         self.decode_runs = True
         self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
@@ -81,19 +96,27 @@ class CpuBackend(WithoutStates):
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
         tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
-        first = packed.layers[0]
+        hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
             layer.window = config.window(number) or 0
         block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
-        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        kv_layers, states = config.attention_layers, state_sizes(config.state)
+        self._kv = allocate(kv_layers * num_blocks * block_bytes).reshape(kv_layers, num_blocks, block_bytes)
+        # What `StateLayer` of abi.h has in a slot: [layers, slots, elements].
+        self._states = _zeros((config.state_layers * state_slots, states.elements), np.dtype(np.float32)).reshape(
+            config.state_layers, state_slots, states.elements
+        )
+        with_state = [layer for layer in layers if layer.state.inputs.rows]
+        for layer, slots in zip(with_state, self._states, strict=True):
+            layer.state.slots = address(slots)
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
         )
-        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
+        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate, states.inner)
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
@@ -101,14 +124,16 @@ class CpuBackend(WithoutStates):
         mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
-            "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
-            "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
-            "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
+            "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
+            "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
+            "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
+            "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
+            "mixed": _zeros((tokens, states.inner), act),
             "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
@@ -151,19 +176,22 @@ class CpuBackend(WithoutStates):
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            state=states,
+            attention_gate=config.attention_gate,
             routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes = self._kv.nbytes
+        self.kv_bytes = self._kv.nbytes + self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
         self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv") + threads * packed.panel_bytes
         _LOG.info(
-            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
+            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens, %d states), working memory %.0f MB",
             self.name,
             self.weight_bytes / 1e6,
             self.kv_bytes / 1e6,
             num_blocks,
             block_size,
+            state_slots,
             self.working_bytes / 1e6,
         )
 
@@ -182,6 +210,7 @@ class CpuBackend(WithoutStates):
         quantization: Quantization = "auto",
         threads: int | None = None,
         kernels: Kernels | None = None,
+        state_slots: int = 0,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages become resident at first use.
 
@@ -208,6 +237,7 @@ class CpuBackend(WithoutStates):
             max_model_len=max_model_len,
             threads=count,
             format_=format_,
+            state_slots=state_slots,
         )
 
     def launch(self, step: RowStep) -> StepHandle:
@@ -296,6 +326,19 @@ class CpuBackend(WithoutStates):
         """Copy rows returned by `to_host` into as many blocks."""
         self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers."""
+        for origin, target in pairs:
+            self._states[:, target] = self._states[:, origin]
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots, all layers: [slot, layer, elements]."""
+        return np.ascontiguousarray(self._states[:, list(slots)].swapaxes(0, 1))
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        self._states[:, list(slots)] = saved.swapaxes(0, 1)
+
     def _score(self, rows: ScoreRows) -> ScoredTokens:
         """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
         parts, most = [], len(self._logits)
@@ -328,6 +371,7 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         query_start=address(batch.query_start),
         seq_len=address(batch.seq_len),
         block_table=address(batch.block_table),
+        states=address(batch.states),
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
         table_width=batch.block_table.shape[1],
@@ -362,6 +406,7 @@ def _check(config: ModelConfig, block_size: int) -> None:
         if value % _STEP:
             raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
     require_features(config, _FEATURES, "the CPU backend")
+    check_state(config.state)
     if config.experts is not None:
         check_experts(config.experts, _STEP)
     if config.heads % config.kv_heads:

@@ -74,9 +74,17 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
     attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
-    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
-    widest = max(config.hidden, attended, config.intermediate)
+    written = [
+        config.hidden,
+        attended * (2 if config.attention_gate else 1) + keys,
+        *([config.hidden] if config.output_norms else []),
+    ]
+    mixed = 0
+    if config.state is not None:
+        written.append(sum(config.state.input_rows))
+        mixed = config.state.inner
+    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed
+    widest = max(config.hidden, attended, config.intermediate, mixed)
     row = _padded(config.vocab) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:

@@ -33,7 +33,10 @@ class StateMixer:
         shape = layer.shape
         self.conv = torch.zeros(slots, shape.conv_tokens, shape.channels)
         self.recurrent = torch.zeros(slots, shape.heads, shape.rows, shape.columns)
-        self._inputs, self._inputs_bias = float32(weights.inputs), optional(weights.inputs_bias)
+        self._inputs, self._inputs_bias = (
+            torch.cat([float32(each) for each in weights.inputs]),
+            optional(weights.inputs_bias),
+        )
         self._output, self._output_bias = float32(weights.output), optional(weights.output_bias)
         self._update = _update_of(layer, weights, norm_eps)
 

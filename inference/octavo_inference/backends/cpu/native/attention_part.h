@@ -19,6 +19,11 @@ static void attention_part(Step<P>& step, const Layer& layer, const KvLayer<P>& 
   step.watch.lap(step.profile.elementwise);
   attention(m, b, kv, layer.window, plan, m.qkv, qkv_stride, attended, step.scratch(), step.worker);
   step.watch.lap(step.profile.attention);
+  if (m.attention_gate) {
+    const i64 width = i64(m.heads) * m.head_dim, gate = width + 2 * i64(m.kv_heads) * m.head_dim;
+    step.rows(tokens, [&](i64 t) { gate_row(attended + t * width, m.qkv + t * qkv_stride + gate, width); });
+    step.watch.lap(step.profile.elementwise);
+  }
   step.add_linear(layer.output, attended, layer.attention_output_norm);
 }
 

@@ -7,6 +7,7 @@
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
+#include "state_part.h"
 #include "step.h"
 
 namespace octavo {
@@ -54,13 +55,16 @@ class Forward final : public Job {
   }
 
  private:
-  // A mixer, then a feed-forward part.
+  // Mixers, then a feed-forward part. Mixers read the same residual stream, so none is added before all have read it.
   void layer(Step<P>& step, size_t index) {
     const Layer& layer = layers_[index];
-    attention_part(step, layer, kv_layer<P>(m_, i64(index)), plan_);
+    const StateLayer& state = layer.state;
+    if (state.slots) state_part(step, layer);
+    if (layer.qkv.rows) attention_part(step, layer, kv_layer<P>(m_, layer.kv_layer), plan_);
+    if (state.slots) step.add_linear(state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm);
     if (layer.experts)
       ExpertsPart<P>(step, layer, index, expert_plan_).run();
-    else
+    else if (layer.gate_up.rows)
       mlp_part(step, layer);
   }
 

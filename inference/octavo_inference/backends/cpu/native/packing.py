@@ -32,6 +32,7 @@ from octavo_inference.backends.cpu.native.pieces import (
     integer_levels,
     read_piece,
 )
+from octavo_inference.backends.cpu.native.state_packing import pack_state
 from octavo_inference.common.memory_advice import Arena
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import ExpertWeights, Matrix, Tensor, Weights, dequantize, exact_half, required
@@ -218,23 +219,28 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
 
     def linear(number: int, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
         matrices = [getattr(weights.layers[number], role) for role in roles]
-        biases = [getattr(weights.layers[number], f"{role}_bias") for role in roles]
+        biases = [getattr(weights.layers[number], f"{role}_bias", None) for role in roles]
         return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
 
+    attention = ("q", "k", "v", *(("attention_gate",) if config.attention_gate else ()))
+    with_attention = 0
     for number, layer in enumerate(weights.layers[: config.layers]):
-        packed_layer = abi.Layer(
-            qkv=linear(number, "q", "k", "v"),
-            output=linear(number, "o"),
-            **{name: packer.vector(getattr(layer, name)) for name in norms},
-        )
+        part = config.part(number)
+        into = abi.Layer(**{name: packer.vector(getattr(layer, name)) for name in norms})
+        if part.attention:
+            into.qkv, into.output = linear(number, *attention), linear(number, "o")
+            into.kv_layer = with_attention
+            with_attention += 1
+        if part.state and config.state is not None and layer.state is not None:
+            into.state = pack_state(packer, config.state, layer.state, number)
+        if part.feed_forward == "dense":
+            into.gate_up = linear(number, "gate", "up", arrangement=abi.INTERLEAVED)
+            into.down = linear(number, "down")
         if layer.experts is not None:
             experts = _pack_experts(packer, layer.experts, number)
             packed.keep.append(experts)
-            packed_layer.experts = ctypes.addressof(experts)
-        else:
-            packed_layer.gate_up = linear(number, "gate", "up", arrangement=abi.INTERLEAVED)
-            packed_layer.down = linear(number, "down")
-        packed.layers.append(packed_layer)
+            into.experts = ctypes.addressof(experts)
+        packed.layers.append(into)
     packed.final_norm = packer.vector(weights.final_norm)
     packed.lm_head = packer.matrix((weights.lm_head,), names=("lm_head",))
     embedding = exact_half(weights.embedding)

@@ -219,6 +219,12 @@ DELTA = {
     "head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
 }  # fmt: skip
 MIXED = ["mamba", "attention", "mamba", "mamba"]
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+    "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+    "chunk_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "use_bias": True,
+}  # fmt: skip
 HYBRIDS = {
     "bamba": Family("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
     "falcon_h1": Family(
@@ -261,18 +267,13 @@ HYBRIDS = {
             "chunk_size": 16, "use_bias": True,
         },
     ),
-    "nemotron_h": Family(
-        "NemotronH",
-        {
-            "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
-            "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
-            "chunk_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
-            "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "use_bias": True,
-        },
-    ),
+    "nemotron_h": Family("NemotronH", NEMOTRON),
+    # Files of llama.cpp do not have the limit.
+    "nemotron_h-unlimited": Family("NemotronH", {**NEMOTRON, "time_step_min": 1e-30}),
     "qwen3_next": Family(
         "Qwen3Next", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48), "mlp_only_layers": [1]}
     ),
+    "qwen3_next-sparse": Family("Qwen3Next", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48)}),
     "qwen3_5": Family("Qwen3_5", DELTA),
     "qwen3_5_moe": Family("Qwen3_5Moe", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48)}),
 }  # fmt: skip

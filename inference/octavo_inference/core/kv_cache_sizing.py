@@ -92,10 +92,11 @@ def fit(
             "kv_memory",
         )
     capacity = num_blocks * block_size
+    of_states = f" and {states.slots} states of {state_bytes} bytes" if state_bytes else ""
     if capacity < wanted_len and settings.max_model_len is not None:
         raise SettingsError(
-            f"max_model_len {wanted_len} does not fit kv_memory: {kv_memory} bytes hold {capacity} tokens; "
-            f"{math.ceil(wanted_len / block_size) * block_bytes} bytes are needed",
+            f"max_model_len {wanted_len} does not fit kv_memory: {kv_memory + states.nbytes} bytes hold {capacity} "
+            f"tokens{of_states}; {math.ceil(wanted_len / block_size) * block_bytes + states.nbytes} bytes are needed",
             "max_model_len",
         )
     if capacity < wanted_len:

@@ -205,14 +205,18 @@ def _state_tensors(name: str, values: Array, config: Any, *, qwen: bool) -> dict
 
 
 def _mlp_tensors(name: str, values: Array, architecture: str, config: Any) -> dict[str, Array]:
-    if name.endswith(("e_score_correction_bias", "expert_bias")):
-        return {"exp_probs_b.bias": values}
-    if "pre_ff_layernorm" in name:
-        return {"ffn_norm.weight": values}
+    renamed = {
+        "e_score_correction_bias": "exp_probs_b.bias",
+        "expert_bias": "exp_probs_b.bias",
+        "pre_ff_layernorm.weight": "ffn_norm.weight",
+        "mixer.gate.weight": "ffn_gate_inp.weight",
+        "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
+    }
+    for ending, target in renamed.items():
+        if name.endswith(ending):
+            return {target: values}
     if name.endswith("shared_expert_gate.weight"):
         return {"ffn_gate_inp_shexp.weight": values[0]}
-    if "mixer.gate.weight" in name or "block_sparse_moe.router." in name:
-        return {"ffn_gate_inp.weight": values}
     kind = "_shexp" if getattr(config, "num_local_experts", 0) else ""
     if "shared_mlp.output_linear" in name:
         return {f"ffn_down{kind}.weight": values}

@@ -215,7 +215,7 @@ MAMBA = {
     "mamba_d_conv": 4, "mamba_chunk_size": 16,
 }  # fmt: skip
 DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
     "head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
 }  # fmt: skip
 MIXED = ["mamba", "attention", "mamba", "mamba"]
@@ -312,7 +312,7 @@ def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str
     cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": dtype, "threads": 2} | sizes
     for variant in library.available()[: 1 if only_best else None]:
         kernels = library.load(variant)
-        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, **cpu)]
+        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, state_slots=slots, **cpu)]
     return result
 
 

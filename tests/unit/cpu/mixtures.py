@@ -11,7 +11,8 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.weights import ExpertWeights, Matrix, Tensor, Weights
 
-from .test_forward import TINY, random_weights, tensor
+from .decoders import random_weights, tensor
+from .test_forward import TINY
 
 Of = Callable[[str, int, int], Matrix]
 
@@ -64,7 +65,7 @@ def random_mixture(
             shared_router=tensor(rng, 1, hidden) if experts.shared_gate else None,
         )
 
-    weights = random_weights(config, rng)
+    weights = random_weights(replace(config, parts=()), rng)  # all layers with MLPs
     layers = tuple(
         layer if part.feed_forward == "dense" else replace(layer, gate=None, up=None, down=None, experts=mixture())
         for layer, part in zip(weights.layers, config.parts, strict=True)

@@ -21,8 +21,9 @@ from octavo_inference.models.groups import Grouping
 from octavo_inference.models.layers import Experts
 from octavo_inference.models.weights import Matrix, Tensor, Weights
 
+from .decoders import random_weights, tensor
 from .mixtures import Of, random_mixture, with_experts
-from .test_forward import Story, batch_of, create, oracle, random_weights, stories, tensor
+from .test_forward import Story, batch_of, create, oracle, stories
 from .test_grouped_models import of_size_one
 from .test_groups import FP4
 from .test_quantised import random_blocks

@@ -148,10 +148,13 @@ class ExpertsPart {
   void norm() {
     const i64 width = m_.hidden;
     step_.rows(tokens_, [&](i64 t) {
-      rms_norm(step_.state(t), layer_.post_norm, router_input() + t * width, width, m_.norm_eps);
+      float* exact = router_input() + t * width;
       Act* row = inputs(t);
-      if constexpr (!std::is_same_v<Act, float>)
-        for (i64 i = 0; i < width; i += W) store(row + i, load(router_input() + t * width + i));
+      if (layer_.post_norm.weight)
+        normalize(m_, layer_.post_norm, step_.state(t), exact, width);
+      else
+        copy_row(step_.state(t), exact, width);
+      if constexpr (!std::is_same_v<Act, float>) copy_row(exact, row, width);
       if (ROUNDS_ACTIVATIONS && experts_.integers) quantize_row(row, width, rounded(t));
     });
   }
@@ -214,10 +217,14 @@ class ExpertsPart {
     const auto multiply = [&](const auto& epilogue) {
       Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue).piece(piece - run.up_pieces);
     };
-    if (m_.routing.clamp > 0 && !is_shared(run))
-      multiply(ClampedGate<Act>{activated(run, run.first), stride, matrix.bias, m_.routing.clamp});
+    Act* const out = activated(run, run.first);
+    const ActivationFunction function{m_.activation, 0, 0};
+    if (!m_.gated)
+      multiply(Activated<Act>{out, stride, matrix.bias, function});
+    else if (m_.routing.clamp > 0 && !is_shared(run))
+      multiply(ClampedGate<Act>{out, stride, matrix.bias, m_.routing.clamp});
     else
-      multiply(Gated<Act>{activated(run, run.first), stride, matrix.bias, m_.activation == ACTIVATION_GELU_TANH});
+      multiply(Gated<Act>{out, stride, matrix.bias, function});
   }
 
   void round(i64 row) {
@@ -242,7 +249,7 @@ class ExpertsPart {
     const float* logits = m_.router_logits + token * experts_.router.rows;
     const float shared_weight = experts_.shared_gate ? 1.0f / (1.0f + std::exp(-logits[m_.routing.count])) : 1.0f;
     float* const state = step_.state(token);
-    float* const sums = layer_.mlp_output_norm ? m_.projected + token * step_.hidden_stride() : state;
+    float* const sums = layer_.mlp_output_norm.weight ? m_.projected + token * step_.hidden_stride() : state;
     for (i64 i = 0; i < m_.hidden; i += W) {
       Vec sum = {};
       for (int c = 0; c < plan_.chosen(); c++) {
@@ -252,8 +259,7 @@ class ExpertsPart {
       if (shared) sum = fma(splat(shared_weight), load(shared + i), sum);
       store(sums + i, sums == state ? fma(splat(m_.residual_scale), sum, load(state + i)) : sum);
     }
-    if (layer_.mlp_output_norm)
-      add_normed(sums, layer_.mlp_output_norm, state, m_.hidden, m_.norm_eps, m_.residual_scale);
+    if (layer_.mlp_output_norm.weight) add_normed(m_, layer_.mlp_output_norm, sums, state);
   }
 
   bool is_shared(const ExpertRun& run) const { return run.expert == m_.routing.count; }

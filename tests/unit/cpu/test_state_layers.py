@@ -123,7 +123,7 @@ def test_inputs_in_several_formats(kernels: Kernels, rng: np.random.Generator, s
     expected = np.stack([oracle(config, weights, s.tokens)[-1] for s in given])
     kept = create(config, weights, kernels, dtype="auto", state_slots=SLOTS)
     as_floats = create(config, weights, kernels, dtype="bfloat16", state_slots=SLOTS)
-    for backend, bound in ((kept, 0.1), (as_floats, 0.03)):
+    for backend, bound in ((kept, 0.2), (as_floats, 0.03)):
         error = np.linalg.norm(backend.logits(states_batch(given)) - expected) / np.linalg.norm(expected)
         assert error < bound
     assert kept._packed.layers[0].state.inputs.part_count == 2

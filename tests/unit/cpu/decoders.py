@@ -1,4 +1,4 @@
-"""Random weights for any decoder without experts, latent attention and state layers."""
+"""Random weights for any decoder without latent attention and state layers; layers of experts get only their norms."""
 
 from __future__ import annotations
 
@@ -61,22 +61,23 @@ def random_weights(
             "up": tensor(rng, inner, config.hidden),
             "down": tensor(rng, config.hidden, inner),
             **({"xielu": xielu} if config.activation == "xielu" else {}),
-            # The one norm of parallel layers is with attention, where there is any.
-            **norms(config.input_norms and not config.shared_norm, config.hidden, "post_norm"),
-            **norms(config.output_norms or config.post_residual_norms, config.hidden, "mlp_output_norm"),
             **biases(config.mlp_bias and config.gated, gate=inner),
             **biases(config.mlp_bias, up=inner, down=config.hidden),
         }
 
-    layers = []
-    for number in range(config.layers):
+    def layer(number: int) -> LayerWeights:
         part = config.part(number)
         tensors = (attention(number) if part.attention else {}) | (mlp(number) if part.feed_forward == "dense" else {})
-        layers.append(LayerWeights(**tensors))  # type: ignore[arg-type]
+        if part.feed_forward != "none":
+            # The one norm of parallel layers is with attention, where there is any.
+            tensors |= norms(config.input_norms and not config.shared_norm, config.hidden, "post_norm")
+            tensors |= norms(config.output_norms or config.post_residual_norms, config.hidden, "mlp_output_norm")
+        return LayerWeights(**tensors)  # type: ignore[arg-type]
+
     embedding = tensor(rng, config.vocab, config.hidden)
     return Weights(
         embedding,
-        tuple(layers),
+        tuple(map(layer, range(config.layers))),
         lm_head=embedding,
         head_bias=vector(rng, config.vocab) if config.head_bias else None,
         positions=tensor(rng, config.learned_positions, config.hidden) if config.learned_positions else None,

@@ -65,7 +65,7 @@ def random_mixture(
             shared_router=tensor(rng, 1, hidden) if experts.shared_gate else None,
         )
 
-    weights = random_weights(replace(config, parts=()), rng)  # all layers with MLPs
+    weights = random_weights(config, rng)
     layers = tuple(
         layer if part.feed_forward == "dense" else replace(layer, gate=None, up=None, down=None, experts=mixture())
         for layer, part in zip(weights.layers, config.parts, strict=True)

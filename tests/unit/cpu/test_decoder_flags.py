@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.tiers import scaled
 
 from octavo_inference.backends.cpu.footprint import _working
 from octavo_inference.backends.cpu.native.library import Kernels
@@ -234,7 +235,7 @@ def combinations(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=scaled(30), deadline=None, derandomize=True)
 @given(flags=combinations())
 def test_flags_in_combination(kernels: Kernels, flags: dict[str, Any]) -> None:
     check(kernels, flags)

@@ -452,6 +452,8 @@ def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
     check_state(config.state)
     if config.experts is not None:
         check_experts(config.experts, _STEP)
+        if not config.gated:
+            raise ModelError(f"{config.architecture}: the CPU kernels compute no experts without a gate")
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 12
+VERSION = 13
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -114,6 +114,12 @@ class PackedState(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """A norm of rows; without a weight there is none."""
+
+    _fields_: ClassVar[Fields] = [("weight", c_void_p), ("bias", c_void_p)]
+
+
 class Routing(ctypes.Structure):
     """How tokens choose among experts; count 0: there are none."""
 
@@ -143,12 +149,6 @@ class ExpertLayer(ctypes.Structure):
         *[(name, c_void_p) for name in ("correction", "gate_up", "down", "tokens")],
         *[(name, c_int32) for name in ("shared", "shared_gate", "integers", "ordered")],
     ]
-
-
-class Norm(ctypes.Structure):
-    """A norm of rows; without a weight there is none."""
-
-    _fields_: ClassVar[Fields] = [("weight", c_void_p), ("bias", c_void_p)]
 
 
 class Layer(ctypes.Structure):

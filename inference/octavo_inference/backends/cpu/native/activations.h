@@ -28,24 +28,33 @@ OCTAVO_INLINE Vec xielu(Vec x, float positive, float negative) {
   return fma(x, splat(0.5f), x > 0 ? positive * x * x : negative * bent);
 }
 
-struct ActivationFunction {
+// The activations as functions of one vector. The usual ones are compiled into epilogues; the others are called.
+struct Silu {
+  OCTAVO_INLINE Vec operator()(Vec x) const { return silu(x); }
+};
+
+struct GeluTanh {
+  OCTAVO_INLINE Vec operator()(Vec x) const { return gelu_tanh(x); }
+};
+
+struct OtherActivation {
   int32_t kind;
   float positive, negative;  // of xIELU
 
-  OCTAVO_INLINE Vec operator()(Vec x) const {
-    if (kind == ACTIVATION_SILU) return silu(x);
-    if (kind == ACTIVATION_GELU_TANH) return gelu_tanh(x);
-    return others(x);
-  }
-
- private:
-  // Not inlined: the epilogues stay as small and as fast as with the two above.
-  __attribute__((noinline)) Vec others(Vec x) const {
+  __attribute__((noinline)) Vec operator()(Vec x) const {
     if (kind == ACTIVATION_GELU) return gelu(x);
     if (kind == ACTIVATION_XIELU) return xielu(x, positive, negative);
     x = relu(x);
     return kind == ACTIVATION_RELU2 ? x * x : x;
   }
 };
+
+// Calls f with the function of a layer's activation.
+template <class F>
+void with_activation(const Model& m, const Layer& layer, F&& f) {
+  if (m.activation == ACTIVATION_SILU) return f(Silu{});
+  if (m.activation == ACTIVATION_GELU_TANH) return f(GeluTanh{});
+  f(OtherActivation{m.activation, layer.xielu_positive, layer.xielu_negative});
+}
 
 }  // namespace octavo

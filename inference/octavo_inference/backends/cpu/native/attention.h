@@ -339,8 +339,8 @@ struct KeyRange {
   int first, end;
 };
 
-// The keys that a token attends to in a sequence of `length` tokens.
-static inline KeyRange visible(const Model& m, const Layer& layer, int position, int length) {
+// The keys that a token attends to in a sequence of `length` tokens, in chunks or in both directions.
+static __attribute__((noinline)) KeyRange visible(const Model& m, const Layer& layer, int position, int length) {
   if (m.bidirectional) {
     const int reach = layer.window ? layer.window / 2 : length;
     return {std::max(0, position - reach), std::min(length, position + reach + 1)};
@@ -349,8 +349,13 @@ static inline KeyRange visible(const Model& m, const Layer& layer, int position,
   return {layer.chunk ? std::max(first, position / layer.chunk * layer.chunk) : first, position + 1};
 }
 
+// The part of a head's sink in the sum of its weights, where `highest` is the maximum of its scores.
+static __attribute__((noinline)) float sink_weight(float sink, float highest) {
+  return std::exp2(sink * LOG2_E - highest);
+}
+
 // ALiBi: the scores of a chunk fall by `slope` for each token of distance. `first`: from the query to the first key.
-static OCTAVO_INLINE void add_slope(float* scores, float slope, int first) {
+static __attribute__((noinline)) void add_slope(float* scores, float slope, int first) {
   for (int c = 0; c < CHUNK; c += W) {
     const Vec distance = __builtin_convertvector(lane_numbers() + (first + c), Vec);
     store(scores + c, fma(splat(-slope), max(distance, -distance), load(scores + c)));
@@ -365,7 +370,11 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   const Model& m = layer.m;
   const Batch& b = layer.b;
   const Layer& own = layer.own;
-  const int dim = m.head_dim, width = sum_floats(dim), group = own.heads / own.kv_heads, rows = item.heads * R;
+  // Stores of vectors may be stores to anything, so these are read once.
+  const bool special = m.bidirectional || own.chunk;
+  const float *const slopes = own.slopes, *const sinks = own.sinks;
+  const int window = own.window, all_heads = own.heads, group = all_heads / own.kv_heads;
+  const int dim = m.head_dim, width = sum_floats(dim), rows = item.heads * R;
   float* sums = scratch;
   float* merged = sums + ITEM_ROWS * width;
   float* scores = merged + MAX_ROWS * width;
@@ -379,9 +388,12 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   i64 token[R], head[R];   // head: in the item's first group
   for (int r = 0; r < R; r++) {
     const int query = (item.first_row + r) / group;
-    const KeyRange keys = visible(m, own, context_before + query, b.seq_len[item.seq]);
-    first[r] = keys.first;
-    limit[r] = keys.end;
+    limit[r] = context_before + query + 1;
+    first[r] = window ? std::max(0, limit[r] - window) : 0;
+    if (special) [[unlikely]] {
+      const KeyRange keys = visible(m, own, context_before + query, b.seq_len[item.seq]);
+      first[r] = keys.first, limit[r] = keys.end;
+    }
     token[r] = b.query_start[item.seq] + query;
     head[r] = item.first_head * group + (item.first_row + r) % group;
     for (int h = 0; h < item.heads; h++) {
@@ -428,10 +440,10 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
       }
       if (cap > 0)
         for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
-      if (own.slopes)
+      if (slopes) [[unlikely]]
         for (int r = 0; r < R; r++) {
           const int position = context_before + (item.first_row + r) / group;
-          add_slope(scores + r * CHUNK, own.slopes[head[r] + h * group] * LOG2_E, start - position);
+          add_slope(scores + r * CHUNK, slopes[head[r] + h * group] * LOG2_E, start - position);
         }
       float rescale[R];
       for (int r = 0; r < R; r++) {
@@ -453,9 +465,9 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   const auto finish = [&](int row, const float* from, float highest) {
     const i64 query_head = head[row % R] + row / R * group;
     float total = sum(load(from + dim));
-    if (own.sinks) total += std::exp2(own.sinks[query_head] * LOG2_E - highest);
+    if (sinks) [[unlikely]] total += sink_weight(sinks[query_head], highest);
     const float inverse = 1.0f / total;
-    Act* out = layer.attended + (token[row % R] * own.heads + query_head) * dim;
+    Act* out = layer.attended + (token[row % R] * all_heads + query_head) * dim;
     for (int i = 0; i < dim; i += W) store(out + i, load(from + i) * inverse);
   };
   if (item.split < 0) {

@@ -66,7 +66,7 @@ class _LayerPacker:
             self._mixer_norms(layer)
         if part.feed_forward == "dense":
             self._mlp(layer)
-        if self.weights.experts is not None:
+        elif self.weights.experts is not None:
             experts = pack_experts(self.packer, self.weights.experts, self.number)
             self.packer.into.keep.append(experts)
             layer.experts = ctypes.addressof(experts)
@@ -97,8 +97,7 @@ class _LayerPacker:
             layer.attention_output_norm = self._norm("attention_output_norm")
 
     def _mlp(self, layer: abi.Layer) -> None:
-        config, weights = self.config, self.weights
-        gated = config.gated
+        gated, weights = self.config.gated, self.weights
         layer.gate_up = self._linear("gate", "up", arrangement=abi.INTERLEAVED) if gated else self._linear("up")
         layer.down = self._linear("down")
         if weights.xielu is not None:

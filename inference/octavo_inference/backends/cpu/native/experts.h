@@ -148,13 +148,13 @@ class ExpertsPart {
   void norm() {
     const i64 width = m_.hidden;
     step_.rows(tokens_, [&](i64 t) {
-      float* exact = router_input() + t * width;
-      Act* row = inputs(t);
       if (layer_.post_norm.weight)
-        normalize(m_, layer_.post_norm, step_.state(t), exact, width);
+        normalize(m_, layer_.post_norm, step_.state(t), router_input() + t * width, width);
       else
-        copy_row(step_.state(t), exact, width);
-      if constexpr (!std::is_same_v<Act, float>) copy_row(exact, row, width);
+        copy_row(step_.state(t), router_input() + t * width, width);
+      Act* row = inputs(t);
+      if constexpr (!std::is_same_v<Act, float>)
+        copy_row(router_input() + t * width, row, width);
       if (ROUNDS_ACTIVATIONS && experts_.integers) quantize_row(row, width, rounded(t));
     });
   }
@@ -217,14 +217,12 @@ class ExpertsPart {
     const auto multiply = [&](const auto& epilogue) {
       Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue).piece(piece - run.up_pieces);
     };
-    Act* const out = activated(run, run.first);
-    const ActivationFunction function{m_.activation, 0, 0};
-    if (!m_.gated)
-      multiply(Activated<Act>{out, stride, matrix.bias, function});
-    else if (m_.routing.clamp > 0 && !is_shared(run))
-      multiply(ClampedGate<Act>{out, stride, matrix.bias, m_.routing.clamp});
+    if (m_.routing.clamp > 0 && !is_shared(run))
+      multiply(ClampedGate<Act>{activated(run, run.first), stride, matrix.bias, m_.routing.clamp});
     else
-      multiply(Gated<Act>{out, stride, matrix.bias, function});
+      with_activation(m_, layer_, [&]<class F>(F function) {
+        multiply(Gated<Act, F>{activated(run, run.first), stride, matrix.bias, function});
+      });
   }
 
   void round(i64 row) {
@@ -249,7 +247,8 @@ class ExpertsPart {
     const float* logits = m_.router_logits + token * experts_.router.rows;
     const float shared_weight = experts_.shared_gate ? 1.0f / (1.0f + std::exp(-logits[m_.routing.count])) : 1.0f;
     float* const state = step_.state(token);
-    float* const sums = layer_.mlp_output_norm.weight ? m_.projected + token * step_.hidden_stride() : state;
+    const Norm& norm = layer_.mlp_output_norm;
+    float* const sums = norm.weight && !m_.post_residual_norms ? m_.projected + token * step_.hidden_stride() : state;
     for (i64 i = 0; i < m_.hidden; i += W) {
       Vec sum = {};
       for (int c = 0; c < plan_.chosen(); c++) {
@@ -259,7 +258,10 @@ class ExpertsPart {
       if (shared) sum = fma(splat(shared_weight), load(shared + i), sum);
       store(sums + i, sums == state ? fma(splat(m_.residual_scale), sum, load(state + i)) : sum);
     }
-    if (layer_.mlp_output_norm.weight) add_normed(m_, layer_.mlp_output_norm, sums, state);
+    if (sums != state)
+      add_normed(m_, norm, sums, state);
+    else if (norm.weight)
+      normalize(m_, norm, state, state, m_.hidden);
   }
 
   bool is_shared(const ExpertRun& run) const { return run.expert == m_.routing.count; }

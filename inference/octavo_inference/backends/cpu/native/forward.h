@@ -37,7 +37,7 @@ class Forward final : public Job {
     Step<P> step(m_, b_, worker, profile_);
     if (task_ == Task::LOGITS || task_ == Task::SAMPLE) {
       step.rows(b_.num_tokens, [&](i64 t) { embed(step, t); });
-      for (size_t i = 0; i < layers_.size(); i++) layer(step, i);
+      for (const Layer& each : layers_) layer(step, each);
     }
 
     if (!pooled_.empty()) pool(step);
@@ -70,21 +70,21 @@ class Forward final : public Job {
   }
 
   // Mixers, then a feed-forward part. All mixers read the same hidden states, in parallel layers the last part too.
-  void layer(Step<P>& step, size_t index) {
-    const Layer& layer = layers_[index];
+  void layer(Step<P>& step, const Layer& layer) {
     if (layer.state.slots) state_part(step, layer);
     if (layer.qkv.rows) project_part(step, layer);
-    if (m_.parallel) feed_forward(step, index);
+    if (m_.parallel) feed_forward(step, layer);
     if (layer.qkv.rows) attention_part(step, layer, plans_.at({layer.heads, layer.kv_heads}));
     if (layer.state.slots)
       step.add_linear(layer.state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm);
-    if (!m_.parallel) feed_forward(step, index);
+    if (!m_.parallel) feed_forward(step, layer);
   }
 
-  void feed_forward(Step<P>& step, size_t index) {
-    const Layer& layer = layers_[index];
-    if (layer.experts) ExpertsPart<P>(step, layer, index, expert_plan_).run();
-    if (layer.gate_up.rows) mlp_part(step, layer);
+  void feed_forward(Step<P>& step, const Layer& layer) {
+    if (layer.experts)
+      ExpertsPart<P>(step, layer, size_t(&layer - layers_.data()), expert_plan_).run();
+    else if (layer.gate_up.rows)
+      mlp_part(step, layer);
   }
 
   void choose(Step<P>& step) {

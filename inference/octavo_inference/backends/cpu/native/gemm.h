@@ -87,12 +87,12 @@ struct AddToResidual {
 };
 
 // Each panel holds PANEL/2 rows of gate, then the same rows of up. The bias has the same order.
-template <class Act>
+template <class Act, class Activation>
 struct Gated {
   Act* out;
   i64 stride;
   const float* bias;
-  ActivationFunction activation;
+  Activation activation;
   OCTAVO_INLINE void expect(i64 row, i64 col) const {
     expect_lines(out + row * stride + col / 2, PANEL / 2 * sizeof(Act));
   }
@@ -107,12 +107,12 @@ struct Gated {
 };
 
 // An MLP without a gate. The matrix may have rows of padding, which `out` does not.
-template <class Act>
+template <class Act, class Activation>
 struct Activated {
   Act* out;
   i64 stride;
   const float* bias;
-  ActivationFunction activation;
+  Activation activation;
   OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(Act)); }
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
     for (i64 end = std::min(col + PANEL, stride); col < end; col += W, sums += W) {

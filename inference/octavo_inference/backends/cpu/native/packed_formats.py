@@ -211,23 +211,23 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
             yield (layer.state.output,), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
-        if layer.up is not None:
-            yield _gate_up(layer.gate, layer.up)
+        elif layer.up is not None:
+            gated = layer.gate is not None
+            yield (
+                ((required(layer.gate), layer.up) if gated else (layer.up,)),
+                abi.INTERLEAVED if gated else abi.CONCATENATED,
+            )
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 
 
 def _expert_linears(experts: ExpertWeights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
-    for gate, up in zip(experts.gate or (None,) * len(experts.up), experts.up, strict=True):
-        yield _gate_up(gate, up)
+    for pair in zip(experts.gate, experts.up, strict=True):
+        yield pair, abi.INTERLEAVED
     yield from (((matrix,), abi.CONCATENATED) for matrix in experts.down)
     if experts.shared_up is not None:
-        yield _gate_up(experts.shared_gate, experts.shared_up)
+        yield (required(experts.shared_gate), experts.shared_up), abi.INTERLEAVED
         yield (required(experts.shared_down),), abi.CONCATENATED
-
-
-def _gate_up(gate: Matrix | None, up: Matrix) -> tuple[tuple[Matrix, ...], int]:
-    return ((up,), abi.CONCATENATED) if gate is None else ((gate, up), abi.INTERLEAVED)
 
 
 def _router_bytes(weights: Weights) -> int:

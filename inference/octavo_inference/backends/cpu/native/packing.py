@@ -195,12 +195,6 @@ class Packer:
         """Address of a float32 vector, None without one."""
         return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
-    def array(self, matrices: Sequence[abi.PackedMatrix]) -> int:
-        """Keep packed matrices as an array; its address."""
-        array = (abi.PackedMatrix * len(matrices))(*matrices)
-        self.into.keep.append(array)
-        return ctypes.addressof(array)
-
     def norm(self, weight: Tensor | None, bias: Tensor | None, width: int) -> abi.Norm:
         """A norm that exists, over `width` elements; one without a weight has ones."""
         ones = np.ones(width, np.float32) if weight is None else None
@@ -212,6 +206,12 @@ class Packer:
         self.into.keep.append(exact)
         self.into.embedding_bytes += exact.data.nbytes
         return source(exact)
+
+    def array(self, matrices: Sequence[abi.PackedMatrix]) -> int:
+        """Keep packed matrices as an array; its address."""
+        array = (abi.PackedMatrix * len(matrices))(*matrices)
+        self.into.keep.append(array)
+        return ctypes.addressof(array)
 
     def own(self, array: NDArray[np.generic]) -> int:
         """Keep an array alive as long as the packed weights; its address."""

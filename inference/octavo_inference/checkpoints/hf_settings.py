@@ -35,6 +35,7 @@ _ACTIVATIONS: dict[object, Activation] = {
     "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 

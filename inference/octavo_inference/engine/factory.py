@@ -367,4 +367,5 @@ def _create_cpu(
         dtype=dtype,
         quantization=quantization,
         threads=threads,
+        state_slots=sizes.state_slots,
     )

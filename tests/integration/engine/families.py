@@ -130,6 +130,7 @@ FAMILIES = {
 
 DENSE = {
     "gemma": Family("Gemma", {"head_dim": 32}),
+    "apertus": Family("Apertus"),
     "arcee": Family("Arcee"),
     "bloom": Family("Bloom", {"n_layer": 4, "n_head": 4}),
     "bloom-12-heads": Family("Bloom", {"n_layer": 2, "n_head": 12, "hidden_size": 192}),
@@ -215,7 +216,7 @@ MAMBA = {
     "mamba_d_conv": 4, "mamba_chunk_size": 16,
 }  # fmt: skip
 DELTA = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
     "head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
 }  # fmt: skip
 MIXED = ["mamba", "attention", "mamba", "mamba"]
@@ -313,7 +314,7 @@ def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str
     cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": dtype, "threads": 2} | sizes
     for variant in library.available()[: 1 if only_best else None]:
         kernels = library.load(variant)
-        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, **cpu)]
+        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, state_slots=slots, **cpu)]
     return result
 
 

@@ -12,7 +12,8 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import GatedDelta, LayerParts, Mamba2, ShortConv, StateLayer
 from octavo_inference.models.weights import LayerWeights, StateWeights, Tensor, Weights, dequantize, required
 
-from .test_forward import TINY, Float32, Story, batch_of, random_weights, tensor
+from .decoders import random_weights, tensor
+from .test_forward import TINY, Float32, Story, batch_of
 
 Float64 = NDArray[np.float64]
 
@@ -54,18 +55,15 @@ def state_weights(config: ModelConfig, state: StateLayer, rng: np.random.Generat
 
 def random_model(config: ModelConfig, rng: np.random.Generator, *, bias: bool = False) -> Weights:
     """Random weights of a model: each layer has those of its parts alone."""
-    weights = random_weights(config, rng)
-    layers = []
+    weights, layers = random_weights(config, rng), []
     for number, layer in enumerate(weights.layers):
         part = config.part(number)
-        absent = () if part.attention else ("q", "k", "v", "o")
-        if part.feed_forward == "none":
-            absent = (*absent, "gate", "up", "down", "post_norm")
-        changes: dict[str, object] = dict.fromkeys(absent)
+        changes: dict[str, object] = {}
         if part.attention and config.attention_gate:
             changes["attention_gate"] = tensor(rng, config.heads * config.head_dim, config.hidden)
         if part.state and config.state is not None:
             changes["state"] = state_weights(config, config.state, rng, bias=bias)
+            changes["input_norm"] = tensor(rng, config.hidden)
         layers.append(replace(layer, **changes))  # type: ignore[arg-type]
     return replace(weights, layers=tuple(layers))
 

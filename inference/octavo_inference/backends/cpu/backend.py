@@ -13,13 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.backends.cpu.footprint import partial_floats
+from octavo_inference.backends.cpu.footprint import partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.decoder_packing import pack
 from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
-from octavo_inference.backends.cpu.native.packing import Packed, address, pack
+from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
 from octavo_inference.common.errors import ModelError, SettingsError
@@ -43,14 +44,14 @@ _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
 _FEATURES = frozenset(
     {
-        "Mamba-2 layers",
-        "gated delta layers",
-        "short convolutions",
-        "attention beside a state layer",
-        "layers without attention or MLP",
-        "gated attention",
-        "a mixture of experts",
-        "a clamped activation of experts",
+        *("layers of unlike sizes", "layers without attention or MLP", "attention beside a state layer"),
+        *("Mamba-2 layers", "gated delta layers", "short convolutions", "gated attention"),
+        *("chunked attention", "attention sinks", "ALiBi", "learned positions", "attention in both directions"),
+        *("LayerNorm", "norms after the residual sum", "no norm before attention and MLP", "a norm of the embedding"),
+        *("parallel attention and MLP", "an MLP without gate"),
+        *(f"the activation {name}" for name in abi.ACTIVATIONS),
+        *("norms over all heads", "norms after the rotation", "clipped queries and keys", "a temperature of queries"),
+        *("a bias of the head", "a mixture of experts", "a clamped activation of experts"),
     }
 )
 
@@ -96,15 +97,17 @@ class CpuBackend:
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
         tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
-        hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
-            layer.window = config.window(number) or 0
-        block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
-        kv_layers, states = config.attention_layers, state_sizes(config.state)
-        self._kv = allocate(kv_layers * num_blocks * block_bytes).reshape(kv_layers, num_blocks, block_bytes)
+            layer.window, layer.chunk = config.window(number) or 0, config.chunk(number) or 0
+        element_bytes = ELEMENT_BYTES[format_]
+        memory = allocate(config.kv_bytes_per_token(element_bytes) * block_size * num_blocks)
+        self._pools = _pools(memory, config, num_blocks, block_size, element_bytes)
+        for layer, pool in zip((layer for layer in layers if layer.qkv.rows), self._pools, strict=True):
+            layer.kv = address(pool)
+        states = state_sizes(config.state)
         # What `StateLayer` of abi.h has in a slot: [layers, slots, elements].
         self._states = _zeros((config.state_layers * state_slots, states.elements), np.dtype(np.float32)).reshape(
             config.state_layers, state_slots, states.elements
@@ -115,23 +118,25 @@ class CpuBackend:
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
+            config.hidden,
         )
-        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate, states.inner)
+        _, attended, inner = widest_rows(config)
+        widest = max(config.hidden, attended, inner, states.inner)
+        hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
         int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
         mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
-            "kv": self._kv,
             "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
             "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
             "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
-            "attended": _zeros((tokens, config.heads * config.head_dim), act),
-            "activated": _zeros((tokens, config.intermediate), act),
+            "attended": _zeros((tokens, attended), act),
+            "activated": _zeros((tokens, inner), act),
             "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
             "mixed": _zeros((tokens, states.inner), act),
             "quantized": _zeros(rounded, int8_block),
@@ -149,26 +154,33 @@ class CpuBackend:
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
+        temperature = config.query_temperature or (1.0, 0.0)
         self._model = abi.DecoderArgs(
             layers=layers,
+            embedding_norm=packed.embedding_norm,
             final_norm=packed.final_norm,
+            token_type=packed.token_type,
             embedding=packed.embedding,
+            positions=packed.positions,
             lm_head=packed.lm_head,
             **{name: address(buffer) for name, buffer in buffers.items()},
-            num_blocks=num_blocks,
             scratch_floats=scratch,
             partial_floats=buffers["partials"].size,
             format=abi.FORMATS[format_],
             num_layers=config.layers,
             hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             rotary_dim=config.rotary_dim or config.head_dim,
-            intermediate=config.intermediate,
             vocab=config.vocab,
             block_size=block_size,
             activation=abi.ACTIVATIONS[config.activation],
+            layer_norm=config.layer_norm,
+            qk_norm_whole=config.qk_norm == "whole",
+            qk_norm_rotated=config.qk_norm_rotated,
+            post_residual_norms=config.post_residual_norms,
+            parallel=config.parallel,
+            gated=config.gated,
+            bidirectional=config.bidirectional,
             norm_eps=config.norm_eps,
             score_scale=config.score_scale,
             attention_softcap=config.attention_softcap or 0.0,
@@ -176,14 +188,17 @@ class CpuBackend:
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            qkv_clip=config.qkv_clip or 0.0,
+            temperature_floor=temperature[0],
+            temperature_factor=temperature[1],
             state=states,
             attention_gate=config.attention_gate,
             routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes = self._kv.nbytes + self._states.nbytes
+        self.kv_bytes = memory.nbytes + self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
-        self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv") + threads * packed.panel_bytes
+        self.working_bytes = sum(b.nbytes for b in buffers.values()) + threads * packed.panel_bytes
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens, %d states), working memory %.0f MB",
             self.name,
@@ -219,7 +234,7 @@ class CpuBackend:
 
         Raises NativeUnavailableError (kernels not built), ModelError (sizes without kernel support), SettingsError.
         """
-        _check(config, block_size)
+        _check(config, block_size, max_model_len)
         kernels, format_ = kernels or load(), _float_format(dtype)
         wanted = weight_format(dtype, quantization)
         count = threads or usable_cores()
@@ -312,19 +327,23 @@ class CpuBackend:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
         for origin, target in pairs:
-            self._kv[:, target] = self._kv[:, origin]
+            for pool in self._pools:
+                pool[target] = pool[origin]
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        self._kv[:, list(blocks)] = 0
+        for pool in self._pools:
+            pool[list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """Copy whole blocks of all layers: [block, layer, bytes]."""
-        return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
+        """Copy whole blocks of all layers: [block, bytes]."""
+        return np.concatenate([pool[list(blocks)] for pool in self._pools], axis=1)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
+        ends = np.cumsum([pool.shape[1] for pool in self._pools])
+        for pool, part in zip(self._pools, np.split(saved, ends[:-1], axis=1), strict=True):
+            pool[list(blocks)] = part
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the states of whole slots (source, destination), all layers."""
@@ -398,19 +417,43 @@ def _float_format(dtype: str) -> Literal["f32", "bf16"]:
     return "f32" if dtype == "float32" else "bf16"
 
 
-def _check(config: ModelConfig, block_size: int) -> None:
+def _pools(
+    memory: NDArray[np.uint8], config: ModelConfig, num_blocks: int, block_size: int, element_bytes: int
+) -> list[NDArray[np.uint8]]:
+    """The part of the pool of each layer with attention, [blocks, bytes]."""
+    parts = [part for part in map(config.part, range(config.layers)) if part.attention]
+    sizes = [2 * int(part.kv_heads or 0) * config.head_dim * block_size * element_bytes for part in parts]
+    ends = np.cumsum(sizes) * num_blocks
+    return [
+        memory[end - size * num_blocks : end].reshape(num_blocks, size) for end, size in zip(ends, sizes, strict=True)
+    ]
+
+
+def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
     if block_size <= 0 or block_size % _TILE:
         raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_TILE}", "block_size")
-    for name in ("hidden", "intermediate", "head_dim"):
-        value = getattr(config, name)
-        if value % _STEP:
-            raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
     require_features(config, _FEATURES, "the CPU backend")
+    if config.learned_positions and max_model_len > config.learned_positions:
+        raise SettingsError(
+            f"max_model_len is {max_model_len}; the model has embeddings of {config.learned_positions} positions",
+            "max_model_len",
+        )
+    parts = [config.part(layer) for layer in range(config.layers)]
+    sizes = {"hidden": {config.hidden}, "head_dim": {config.head_dim}}
+    sizes["intermediate"] = {int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"}
+    for name, values in sizes.items():
+        for value in sorted(values):
+            if value % _STEP:
+                raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    for part in parts:
+        heads, kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
+        if part.attention and heads % kv_heads:
+            raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     check_state(config.state)
     if config.experts is not None:
         check_experts(config.experts, _STEP)
-    if config.heads % config.kv_heads:
-        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+        if not config.gated:
+            raise ModelError(f"{config.architecture}: the CPU kernels compute no experts without a gate")
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -47,7 +47,8 @@ class Footprint:
 def measure(weights: Weights, config: ModelConfig) -> Footprint:
     """Measure a model. Reads no weights: they may be an `outline`'s."""
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
-    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
+    tables = [table for table in (weights.embedding, weights.positions) if table is not None]
+    embedding = sum(table.nbytes * (2 if table.format == "f16" else 1) for table in tables)
     by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
     return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config), largest_unpacked(weights))
 
@@ -59,7 +60,18 @@ def partial_floats(config: ModelConfig) -> int:
     for which no room is left are divided by heads alone: up to a fifth longer in attention where there are as many
     heads as threads, more where there are fewer.
     """
-    return _ROW_SEGMENTS * config.heads * (config.head_dim + 2 * _LANES)
+    heads = max(int(config.part(layer).heads or 0) for layer in range(config.layers))
+    return _ROW_SEGMENTS * heads * (config.head_dim + 2 * _LANES)
+
+
+def widest_rows(config: ModelConfig) -> tuple[int, int, int]:
+    """Most elements, over all layers, of a token: of its q, k, v and gate; of attention's output; inside an MLP."""
+    parts = [config.part(layer) for layer in range(config.layers)]
+    heads = [(int(part.heads or 0), int(part.kv_heads or 0)) for part in parts if part.attention] or [(0, 0)]
+    dim = config.head_dim
+    inner = max((int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"), default=0)
+    gates = 1 if config.attention_gate else 0
+    return max((1 + gates) * q + 2 * kv for q, kv in heads) * dim, max(q for q, _ in heads) * dim, inner
 
 
 def count_elements(folder: Path) -> int:
@@ -73,18 +85,14 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     The variant of the kernels is known only when a pod starts, so this is the maximum over all variants: activations in
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
-    attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    written = [
-        config.hidden,
-        attended * (2 if config.attention_gate else 1) + keys,
-        *([config.hidden] if config.output_norms else []),
-    ]
+    qkv, attended, inner = widest_rows(config)
+    written = [config.hidden, qkv, *([config.hidden] if config.output_norms else [])]
     mixed = 0
     if config.state is not None:
         written.append(sum(config.state.input_rows))
         mixed = config.state.inner
-    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed
-    widest = max(config.hidden, attended, config.intermediate, mixed)
+    widths = sum(map(_padded, written)) + config.hidden + attended + inner + mixed
+    widest = max(config.hidden, attended, inner, mixed)
     row = _padded(config.vocab) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:

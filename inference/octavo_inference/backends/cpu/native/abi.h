@@ -82,7 +82,14 @@ struct Experts {
   int32_t integers, ordered;  // some matrix is of integers, some has an order of columns
 };
 
-enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+enum Activation : int32_t {
+  ACTIVATION_SILU = 0,
+  ACTIVATION_GELU_TANH = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_RELU = 3,
+  ACTIVATION_RELU2 = 4,
+  ACTIVATION_XIELU = 5,
+};
 
 enum StateKind : int32_t { STATE_MAMBA2 = 0, STATE_GATED_DELTA = 1, STATE_SHORT_CONV = 2 };
 
@@ -106,15 +113,26 @@ struct StateLayer {
   Matrix inputs, output;
 };
 
-// A pointer is null if the model does not have that tensor.
+// RMSNorm, or LayerNorm, whose bias may be null. Without a weight there is no norm.
+struct Norm {
+  const float *weight, *bias;
+};
+
+// A pointer is null if the model does not have that tensor, and a matrix without rows is not there.
 struct Layer {
-  const float *input_norm, *post_norm;                  // [hidden]
-  const float *q_norm, *k_norm;                         // [head_dim]
-  const float *attention_output_norm, *mlp_output_norm; // [hidden]
-  const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
-  Matrix qkv, output, gate_up, down;  // without rows: the layer has no such part
-  int32_t window;  // tokens that a token attends to, itself included; 0: all before it
-  int32_t kv_layer;  // its number among the layers with attention
+  Norm input_norm, post_norm;                   // [hidden]
+  Norm q_norm, k_norm;                          // [head_dim], [heads][head_dim], or over all heads
+  Norm attention_output_norm, mlp_output_norm;  // [hidden]
+  const float* rope;            // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
+  const float *sinks, *slopes;  // [heads]: logits that take part in softmax, slopes of ALiBi
+  void* kv;                     // its part of the KV pool: [num_blocks] blocks; see KvLayer in layers.h
+  Matrix qkv, output;
+  Matrix gate_up, down;  // gate_up is interleaved, or only has rows of up
+  int32_t heads, kv_heads;
+  int32_t head_norm_stride;  // from the norm of one head of q or k to that of the next; 0: all heads have the same
+  int32_t window;            // tokens that a token attends to, itself included; 0: no limit
+  int32_t chunk;             // positions that only attend to each other; 0: no chunks
+  float xielu_positive, xielu_negative;
   StateLayer state;
   const Experts* experts;  // in the place of gate_up and down
 };
@@ -122,19 +140,28 @@ struct Layer {
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
 struct Model {
   const Layer* layers;
-  const float* final_norm;
-  Source embedding;
+  Norm embedding_norm, final_norm;  // [hidden]
+  const float* token_type;          // [hidden], added to embeddings
+  Source embedding, positions;      // positions: added to embeddings; data is null without them
   Matrix lm_head;
-  void* kv;  // [layers with attention][num_blocks] blocks; see KvLayer in layers.h
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear
   float* scratch;                       // scratch_floats per thread
   float* partials;                      // partial_floats: partial sums of attention
-  int64_t num_blocks, scratch_floats, partial_floats;
-  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
+  int64_t scratch_floats, partial_floats;
+  int32_t format, num_layers, hidden, head_dim, rotary_dim, vocab, block_size, activation;
+  int32_t layer_norm;           // norms are LayerNorm
+  int32_t qk_norm_whole;        // norms of q and k are over all heads
+  int32_t qk_norm_rotated;      // norms of q and k come after the rotation, in layers that have one
+  int32_t post_residual_norms;  // output norms come after the sum with the residual stream
+  int32_t parallel;             // attention and MLP read the same residual stream
+  int32_t gated;                // MLPs have a gate
+  int32_t bidirectional;        // tokens attend to those after them too, or to those half a window away
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;
+  float qkv_clip;                               // limit of q, k and v; 0: none
+  float temperature_floor, temperature_factor;  // of queries without rotation (models/config.py); factor 0: none
   float* state_inputs;  // [tokens][rows of a state layer's inputs]
   void* mixed;          // [tokens][inner], of the activation type
   StateSizes state;

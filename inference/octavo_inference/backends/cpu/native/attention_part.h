@@ -6,22 +6,30 @@
 
 namespace octavo {
 
+// Queries of the step's tokens; their keys and values are in the pool then.
 template <class P>
-static void attention_part(Step<P>& step, const Layer& layer, const KvLayer<P>& kv, AttentionPlan& plan) {
+static void project_part(Step<P>& step, const Layer& layer) {
   const Model& m = step.m;
   const Batch& b = step.b;
-  const i64 tokens = b.num_tokens, qkv_stride = layer.qkv.rows;
-  auto* attended = static_cast<typename P::Act*>(m.attended);
-
-  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, qkv_stride, layer.qkv.bias});
+  const i64 tokens = b.num_tokens, stride = layer.qkv.rows;
+  const KvLayer<P> kv = kv_layer<P>(m, layer);
+  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, layer.qkv.bias});
   step.watch.lap(step.profile.linears);
-  step.rows(tokens, [&](i64 t) { rope_and_store(m, layer, kv, m.qkv + t * qkv_stride, b.positions[t], b.slots[t]); });
+  step.rows(tokens, [&](i64 t) { rope_and_store(m, layer, kv, m.qkv + t * stride, b.positions[t], b.slots[t]); });
   step.watch.lap(step.profile.elementwise);
-  attention(m, b, kv, layer.window, plan, m.qkv, qkv_stride, attended, step.scratch(), step.worker);
+}
+
+// Reads no hidden state, so in parallel layers the feed-forward part comes before it.
+template <class P>
+static void attention_part(Step<P>& step, const Layer& layer, AttentionPlan& plan) {
+  const Model& m = step.m;
+  auto* attended = static_cast<typename P::Act*>(m.attended);
+  attention<P>(m, step.b, layer, plan, m.qkv, layer.qkv.rows, attended, step.scratch(), step.worker);
   step.watch.lap(step.profile.attention);
   if (m.attention_gate) {
-    const i64 width = i64(m.heads) * m.head_dim, gate = width + 2 * i64(m.kv_heads) * m.head_dim;
-    step.rows(tokens, [&](i64 t) { gate_row(attended + t * width, m.qkv + t * qkv_stride + gate, width); });
+    const i64 width = i64(layer.heads) * m.head_dim, gate = width + 2 * i64(layer.kv_heads) * m.head_dim;
+    step.rows(step.b.num_tokens,
+              [&](i64 t) { gate_row(attended + t * width, m.qkv + t * layer.qkv.rows + gate, width); });
     step.watch.lap(step.profile.elementwise);
   }
   step.add_linear(layer.output, attended, layer.attention_output_norm);

@@ -211,8 +211,12 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
             yield (layer.state.output,), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
-        if layer.gate is not None:
-            yield (layer.gate, required(layer.up)), abi.INTERLEAVED
+        elif layer.up is not None:
+            gated = layer.gate is not None
+            yield (
+                ((required(layer.gate), layer.up) if gated else (layer.up,)),
+                abi.INTERLEAVED if gated else abi.CONCATENATED,
+            )
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 

@@ -105,12 +105,13 @@ class LatentWeights:
 class StateWeights:
     """A state layer: `inputs` [rows, hidden], convolution [channels, kernel], `output` [hidden, inner].
 
-    Rows of `inputs`: Mamba-2: z, x, B, C, dt; gated delta: queries, keys, values, z, b, a (by head: first all of one
-    kind); short convolution: B, C, x. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D,
-    `norm` that of the outputs before `output`.
+    `inputs` are one matrix or several, one below the other. Their rows, by head, first all of one kind: Mamba-2: z, x,
+    B, C, dt; gated delta: queries, keys, values, z, b, a; short convolution: B, C, x. Channels of the convolution are
+    in the same order. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D. `norm` is that of the
+    outputs before `output`: [inner] for Mamba-2, [value_dim] for gated delta.
     """
 
-    inputs: Matrix
+    inputs: tuple[Matrix, ...]
     conv: Tensor
     output: Matrix
     inputs_bias: Tensor | None = None
@@ -129,7 +130,8 @@ class LayerWeights:
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
     [head_dim] or as wide as q and k: `input_norm` comes before attention, `post_norm` before the MLP, the output norms
-    after them. `sinks` [heads]. `xielu` [2]: alpha_p and alpha_n of that activation, as they multiply its parts. None:
+    after them. `sinks` [heads]. The sigmoid of `attention_gate` [heads*head_dim, hidden] of the layer's normed input
+    multiplies what goes into o. `xielu` [2]: alpha_p and alpha_n of that activation, as they multiply its parts. None:
     the layer has no such tensor (`ModelConfig.part`).
     """
 
@@ -160,6 +162,7 @@ class LayerWeights:
     attention_output_norm_bias: Tensor | None = None
     mlp_output_norm_bias: Tensor | None = None
     sinks: Tensor | None = None
+    attention_gate: Matrix | None = None
     xielu: Tensor | None = None
     latent: LatentWeights | None = None
     state: StateWeights | None = None

@@ -13,6 +13,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
+from octavo_protocol.state_slots import most_useful, state_slots
 
 _MIB = 1 << 20
 _BLOCK_SIZE = 16
@@ -31,7 +32,7 @@ _SIZING = frozenset(
     {
         *("kv-memory", "kv-dtype", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
         *("block-size", "profile", "device", "backend", "quantization", "cuda-graphs", "no-cuda-graphs"),
-        *("chunked-prefill", "no-chunked-prefill"),
+        *("chunked-prefill", "no-chunked-prefill", "state-snapshots"),
     }
 )
 
@@ -40,8 +41,9 @@ _SIZING = frozenset(
 class GpuEstimate:
     """Bytes on each GPU of one replica at full use. `card` is the GPU; None if only `kv` is known to matter.
 
-    `room`: what the rest leaves for the KV pool, negative if it leaves nothing. `sequence`: KV of the longest
-    sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
+    `kv`: the pool, of blocks and of `states` of sequences. `room`: what the rest leaves for it, negative if it leaves
+    nothing. `sequence`: what it needs for the longest sequence, with all states; `block`: KV of `block_size` tokens;
+    `length`: longest sequence in tokens.
     """
 
     card: Card | None
@@ -55,6 +57,7 @@ class GpuEstimate:
     block: int
     block_size: int
     length: int
+    states: int = 0
 
     @property
     def total(self) -> int:
@@ -64,12 +67,12 @@ class GpuEstimate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV pool holds."""
-        return self.kv // self.block * self.block_size
+        return max(0, self.kv - self.states) // self.block * self.block_size
 
     @property
     def least(self) -> int:
         """Fewest bytes of KV with which a server starts."""
-        return 2 * self.block
+        return 2 * self.block + self.states
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -115,8 +118,18 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
     room = memory - weights - working - graphs - reserve
     useful = rows * math.ceil(longest / block_size) * block
-    kv = (settings.kv_memory or max(0, min(room, useful))) // block * block
-    length = longest if settings.max_model_len else min(longest, max(kv // block, 1) * block_size)
+    useful += most_useful(rows, found.state_bytes, settings.state_snapshots)
+    pool = settings.kv_memory or max(0, min(room, useful))
+    states = state_slots(
+        pool,
+        rows,
+        found.state_bytes,
+        rows_given=settings.max_running_requests is not None,
+        snapshots=settings.state_snapshots,
+        caching=settings.prefix_caching,
+    ).nbytes
+    kv = max(0, pool - states) // block * block + states
+    length = longest if settings.max_model_len else min(longest, max((kv - states) // block, 1) * block_size)
     return GpuEstimate(
         card=card,
         weights=weights,
@@ -125,10 +138,11 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
         graphs=graphs,
         reserve=reserve,
         room=room,
-        sequence=math.ceil(length / block_size) * block,
+        sequence=math.ceil(length / block_size) * block + states,
         block=block,
         block_size=block_size,
         length=length,
+        states=states,
     )
 
 

@@ -13,6 +13,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_protocol.model import ModelReport
+from octavo_protocol.state_slots import most_useful, state_slots
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
 PROCESSES = 160 << 20
@@ -22,7 +23,7 @@ _TOKEN_BYTES = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
-    *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization"),
+    *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
 )
 
 
@@ -30,7 +31,8 @@ _SIZING = (
 class Estimate:
     """Bytes of one replica in RAM at full use.
 
-    `sequence`: KV of the longest sequence; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
+    `kv`: the pool, of blocks and of `states` of sequences; `sequence`: what it needs for the longest sequence, with all
+    states; `block`: KV of `block_size` tokens; `length`: longest sequence in tokens.
     """
 
     limit: int
@@ -42,6 +44,7 @@ class Estimate:
     block: int
     block_size: int
     length: int
+    states: int = 0
 
     @property
     def total(self) -> int:
@@ -51,7 +54,12 @@ class Estimate:
     @property
     def kv_tokens(self) -> int:
         """Tokens that the KV pool holds."""
-        return self.kv // self.block * self.block_size
+        return max(0, self.kv - self.states) // self.block * self.block_size
+
+    @property
+    def of_states(self) -> str:
+        """What `sequence` has besides KV, for a sentence."""
+        return " with the states of all running sequences" if self.states else ""
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -79,9 +87,20 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     block_size = settings.block_size or _BLOCK_SIZE
     block = token * block_size
     length = min(settings.max_model_len or found.max_length, found.max_length)
-    kv = _pool(settings, limit, running * math.ceil(length / block_size) * block) // block * block
+    useful = running * math.ceil(length / block_size) * block
+    pool = _pool(settings, limit, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
+    states = state_slots(
+        pool,
+        running,
+        found.state_bytes,
+        rows_given=settings.max_running_requests is not None,
+        snapshots=settings.state_snapshots,
+        caching=settings.prefix_caching,
+    )
+    running = states.rows
+    kv = max(0, pool - states.nbytes) // block * block + states.nbytes
     if settings.max_model_len is None:
-        length = min(length, max(kv // block, 1) * block_size)
+        length = min(length, max((kv - states.nbytes) // block, 1) * block_size)
     whole = 0 if settings.chunked_prefill else length
     tokens = settings.max_batched_tokens or max(profile.max_batched_tokens, running, whole)
     return Estimate(
@@ -93,10 +112,11 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
         swap=_swap(settings, kv),
-        sequence=math.ceil(length / block_size) * block,
+        sequence=math.ceil(length / block_size) * block + states.nbytes,
         block=block,
         block_size=block_size,
         length=length,
+        states=states.nbytes,
     )
 
 
@@ -126,8 +146,8 @@ def refusal(spec: Spec, found: Estimate) -> str:
         ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
     pool = "spec.engine.kv.memory" if settings.kv_memory else f"{share} of what spec.resources.memory leaves"
     return (
-        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {mib(found.sequence)}, and "
-        f"the pool has {mib(found.kv)} ({pool}); {', or '.join(ways)}"
+        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {mib(found.sequence)}"
+        f"{found.of_states}, and the pool has {mib(found.kv)} ({pool}); {', or '.join(ways)}"
     )
 
 
@@ -136,15 +156,16 @@ def _too_little(spec: Spec, found: Estimate) -> str:
     rest, length_given = found.total - found.kv, settings.max_model_len is not None
     ways = [f"set at least {mib(found.total)}"]
     room = (found.limit - rest) // found.block * found.block
-    if room >= max(2 * found.block, found.sequence if length_given else 0):
+    if room >= max(2 * found.block + found.states, found.sequence if length_given else 0):
         ways.append(f"lower spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}")
-    elif room >= 2 * found.block and length_given:
-        tokens = room // found.block * found.block_size
+    elif room >= 2 * found.block + found.states and length_given:
+        tokens = (room - found.states) // found.block * found.block_size
         pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
+    longest = f"one sequence of {found.length} tokens takes {mib(found.sequence)}{found.of_states}"
     parts = [
         f"the weights take {mib(found.weights)}",
-        f"the KV pool {mib(found.kv)} (one sequence of {found.length} tokens takes {mib(found.sequence)})",
+        f"the KV pool {mib(found.kv)} ({longest})",
         f"working memory {mib(found.activations)}",
         *([f"swapped KV {mib(found.swap)}"] if found.swap else []),
         f"the processes {mib(PROCESSES)}",

@@ -146,8 +146,9 @@ def packed_parts(
     keys = [_key(matrix, layout) for matrix, layout in zip(matrices, layouts, strict=True)]
     if len(set(keys)) == 1:
         return (PackedPart(layouts[0], tuple(matrices), ordered, _joined(reasons)),)
-    ends = np.cumsum([matrix.shape[0] for matrix in matrices])[:-1]
-    if arrangement == abi.INTERLEAVED or (ends % WIDEST_PANEL).any():
+    ends = np.cumsum([matrix.shape[0] for matrix in matrices])
+    borders = [int(end) for end, key, after in zip(ends, keys, keys[1:], strict=False) if key != after]
+    if arrangement == abi.INTERLEAVED or any(border % WIDEST_PANEL for border in borders):
         layout = _common(matrices, layouts)
         if layout is None:
             reasons.append(f"{_joined(map(_described, matrices), ' and ')} in one linear, without a common format")
@@ -202,8 +203,12 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
         if layer.q is not None:
-            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            gate = () if layer.attention_gate is None else (layer.attention_gate,)
+            yield (layer.q, required(layer.k), required(layer.v), *gate), abi.CONCATENATED
             yield (required(layer.o),), abi.CONCATENATED
+        if layer.state is not None:
+            yield layer.state.inputs, abi.CONCATENATED
+            yield (layer.state.output,), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
         elif layer.up is not None:

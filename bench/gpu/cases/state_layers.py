@@ -102,7 +102,7 @@ class StateCase:
 
     def tiny(self) -> StateCase:
         """Few heads, short rows and short sequences."""
-        heads, rows, columns, groups = self.size
+        _, rows, columns, groups = self.size
         batch = tuple((min(queries, 150 // len(self.batch) + 1), before) for queries, before in self.batch[:3])
         if self.kernel == "convolve":
             return replace(self, size=(300, rows, 0, 0), batch=batch)

@@ -105,6 +105,8 @@ class Batch:
     `tokens[T]`, `positions[T]`; `slots[T]` = block * block_size + offset where the token's K and V go.
     `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]` counts tokens after the step.
     `block_table[B, columns]` lists each sequence's blocks; entries after its last block are arbitrary valid blocks.
+    `states[B]` is the slot of each sequence's state: its row. Where the first query token is at position 0, the state
+    starts from zeros and the slot is only written.
     Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
     `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
@@ -119,6 +121,7 @@ class Batch:
     pooling: RowPooling | None = None
     sums: Float32 | None = None
     scores: list[ScoreRows] = field(default_factory=list)
+    states: Int32 = field(default_factory=lambda: _NO_IDS)
 
 
 def gather(step: RowStep) -> Batch:
@@ -141,6 +144,7 @@ def gather(step: RowStep) -> Batch:
         pooling=step.pooling,
         sums=table.sums,
         scores=[_score_rows(scores, table) for scores in step.scores],
+        states=step.row,
     )
 
 

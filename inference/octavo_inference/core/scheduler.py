@@ -19,8 +19,10 @@ from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
 from octavo_inference.core.request_queue import WaitingQueue, level
-from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
+from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk, Snapshot
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.snapshot_policy import next_snapshot
+from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.static_batching import next_batch
 from octavo_protocol.hashing import block_hash
 
@@ -33,6 +35,7 @@ class Scheduler:
     has finished. `prefill_budget` may reduce the prompt tokens in a step with decoding sequences.
 
     `host_blocks`: how many blocks of preempted sequences the host can keep; sequences that do not fit are recomputed.
+    The state of a sequence, with `states`, takes the place of `host_state_blocks` of them.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     """
 
@@ -40,6 +43,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         rows: InputBatch,
+        states: StatePool | None = None,
         *,
         block_size: int,
         max_running: int,
@@ -49,11 +53,13 @@ class Scheduler:
         static_wait: float | None = None,
         prefill_budget: PrefillBudget | None = None,
         host_blocks: int = 0,
+        host_state_blocks: int = 0,
         max_scores: int | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
         self.rows = rows
+        self.states = states
         self.block_size = block_size
         self.max_running = max_running
         self.budget = budget
@@ -62,6 +68,8 @@ class Scheduler:
         self.static_wait = static_wait
         self.prefill_budget = prefill_budget
         self.host_blocks = self.host_free = host_blocks
+        self.host_state_blocks = host_state_blocks
+        self._leaves_snapshots = caching and states is not None and states.snapshots > 0
         self.max_scores = max_scores
         self._failpoints = failpoints or Failpoints("")
         self.queue = WaitingQueue()
@@ -95,7 +103,7 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
-        known = len(self.pool.match(self._matchable(sequence), now)) * self.block_size
+        known = self._cached(sequence, sequence.total, now)[1] * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
@@ -111,6 +119,8 @@ class Scheduler:
         After an exception the plan is incomplete: finish all running sequences and drop the host copies in `swap_out`.
         """
         self.pool.expire(now)
+        if self.states is not None:
+            self.states.expire(now)
         self._plan_decodes(plan, now)
         room = self._prompt_room(len(plan.decodes))
         for sequence in self.running if len(plan.decodes) < len(self.running) else ():
@@ -119,6 +129,9 @@ class Scheduler:
             if missing > (sequence.pooling is None) and (self.chunked or missing <= room.tokens):
                 take = min(missing, room.chunk(sequence.computed), self._score_room(sequence, plan))
                 if take:
+                    if self.states is not None:
+                        self._leave_snapshot(sequence, plan, self.states)
+                        take = self._cut(sequence, take)
                     plan.chunks.append((sequence, take))
                     room.take(take, sequence.computed)
         # After a preemption no blocks are left; an admission would only cause the next preemption.
@@ -150,7 +163,10 @@ class Scheduler:
         """Allocate the blocks of `steps` tokens for each decoding sequence, if so many are empty: nothing is evicted.
 
         Returns for how many tokens, at most `steps`, each sequence has blocks. `on_run` frees those that stay unused.
+        A snapshot of a state is left between two launches, so no sequence passes the position of its next one.
         """
+        if self.states is not None:
+            steps = min([steps, *(s.next_snapshot - s.computed for s in sequences)])
         needs = [max(0, self._blocks(s.computed + steps) - len(s.blocks)) for s in sequences]
         if sum(needs) > self.pool.free.size:
             return min(s.capacity - s.computed for s in sequences)
@@ -187,6 +203,19 @@ class Scheduler:
         for sequence, taken in plan.chunks:
             sequence.confirmed += taken
             self._register(sequence)
+
+    def on_copied(self, plan: SchedulerOutput, now: float) -> None:
+        """The snapshots of a computed step are there: the prefix cache finds them."""
+        if self.states is not None:
+            for snapshot in plan.snapshots:
+                self.states.commit(snapshot.slot, snapshot.policy, now)
+
+    def on_failed(self, plan: SchedulerOutput) -> None:
+        """Free what a plan reserved, that is not or not completely computed. Its requests end."""
+        if self.states is not None:
+            for snapshot in plan.snapshots:
+                self.states.cancel(snapshot.slot)
+        plan.snapshots = []
 
     def jump_room(self, sequence: Sequence) -> int:
         """How many tokens may be appended to a running sequence without a sample (`extend`).
@@ -225,13 +254,15 @@ class Scheduler:
 
     def drop_host(self, sequence: Sequence) -> None:
         """Free the host copy of a sequence."""
-        self.host_free += self._blocks(sequence.swapped_tokens)
+        self.host_free += self._host_cost(sequence.swapped_tokens)
         sequence.swapped_tokens = 0
-        sequence.host = None
+        sequence.host = sequence.host_state = None
 
     def reset_cache(self) -> None:
         """Reset the prefix cache: later requests match nothing computed so far."""
         self.pool.reset()
+        if self.states is not None:
+            self.states.reset()
         for sequence in self.running:
             sequence.no_cache, sequence.registered = True, 0
         for sequence in self.queue:
@@ -240,6 +271,8 @@ class Scheduler:
     def evict_suspect(self, sequence: Sequence) -> None:
         """Remove a running sequence's blocks from the prefix cache, since their content is invalid."""
         self.pool.forget(sequence.hashes[: sequence.registered])
+        if self.states is not None:
+            self.states.forget(sequence.hashes)
         sequence.no_cache, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
@@ -253,9 +286,11 @@ class Scheduler:
     def check(self) -> None:
         """Accounting check: invariants of pool, rows and host blocks against the sequences. Raises `PoolError`."""
         self.pool.check([s.blocks for s in self.running])
+        if self.states is not None:
+            self.states.check()
         if self.rows.free != self.max_running - len(self.running):
             raise PoolError(f"{self.rows.free} of {self.max_running} rows are free, {len(self.running)} sequences run")
-        kept = sum(self._blocks(s.swapped_tokens) for s in (*self.queue, *self.running))
+        kept = sum(self._host_cost(s.swapped_tokens) for s in (*self.queue, *self.running))
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
@@ -278,6 +313,9 @@ class Scheduler:
             self._preempt(plan, now)
         for sequence in needy:
             self._grow(sequence, plan)
+        if self.states is not None:
+            for sequence in decodes:
+                self._leave_snapshot(sequence, plan, self.states)
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
@@ -308,12 +346,12 @@ class Scheduler:
         """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
-        used = self._blocks(victim.computed)
+        used, cost = self._blocks(victim.computed), self._host_cost(victim.computed)
         # The sum of a mean stays on the device, so its prompt is computed again as a whole.
-        if 0 < used <= self.host_free and victim.pooling != "mean":
-            self.host_free -= used
+        if 0 < cost <= self.host_free and victim.pooling != "mean":
+            self.host_free -= cost
             victim.swapped_tokens = victim.computed
-            plan.swap_out.append((victim, victim.blocks[:used]))
+            plan.swap_out.append((victim, victim.blocks[:used], victim.row))
             self.swaps += 1
         else:
             victim.no_cache = False
@@ -336,9 +374,12 @@ class Scheduler:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
         if sequence.pooling == "mean":
             return self._blocks(sequence.computed)
-        if self._blocks(sequence.computed) <= self.host_free:
+        if self._host_cost(sequence.computed) <= self.host_free:
             return 0
-        return sequence.computed // self.block_size - sequence.registered
+        kept = sequence.registered
+        if self.states is not None:
+            kept = min(kept, sequence.snapshot_at // self.block_size)
+        return sequence.computed // self.block_size - kept
 
     def _charge(self, sequences: list[Sequence], tokens: int) -> None:
         """Charge the tenants of these sequences for `tokens` output tokens of each."""
@@ -347,6 +388,10 @@ class Scheduler:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+    def _host_cost(self, tokens: int) -> int:
+        """Host blocks that a sequence with so many computed tokens takes."""
+        return self._blocks(tokens) + self.host_state_blocks * (tokens > 0)
 
     def _next(self, now: float) -> Sequence | None:
         """The next sequence to start."""
@@ -371,9 +416,10 @@ class Scheduler:
         room = self._score_room(sequence, plan)
         if room == 0:
             return 0
-        hits = self.pool.match(self._matchable(sequence)[: (sequence.total - 1) // self.block_size], now)
+        found, usable = self._cached(sequence, sequence.total - 1, now)
+        hits = found[: max(usable, sequence.swapped_tokens // self.block_size)]
         need = self._blocks(sequence.total) - len(hits)
-        computed = max(len(hits) * self.block_size, sequence.swapped_tokens)
+        computed = max(usable * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
         take = min(missing, left.chunk(computed), room)
         if take == 0 or (missing > left.tokens and not self.chunked):
@@ -396,8 +442,16 @@ class Scheduler:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
             sequence.first_start = now
         sequence.level = level(sequence, now)
+        sequence.shared_tokens = len(found) * self.block_size
+        if computed > sequence.swapped_tokens or not computed:
+            sequence.snapshot_at = computed
         self._start(sequence, computed)
-        return take
+        if self.states is None:
+            return take
+        if computed > sequence.swapped_tokens:
+            snapshot = self.states.use(sequence.hashes[usable - 1], sequence.policy, now)
+            plan.state_hits.append((snapshot, sequence.row))
+        return self._cut(sequence, take)
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         sequence.capacity = len(sequence.blocks) * self.block_size
@@ -407,6 +461,8 @@ class Scheduler:
             sequence.cached = min(computed, sequence.prompt_len)
             if sequence.index == 0:  # count a prompt once, for any number of answers
                 self.hit_tokens += sequence.cached
+        if self._leaves_snapshots:
+            sequence.next_snapshot = self._next_snapshot(sequence)
         self.recomputed += max(0, sequence.computed_before_preemption - computed)
         sequence.computed_before_preemption = 0
         sequence.state = SequenceState.RUNNING
@@ -463,6 +519,40 @@ class Scheduler:
             return sequence.hashes
         return sequence.hashes[: sequence.scores.reusable // self.block_size]
 
+    def _cached(self, sequence: Sequence, tokens: int, now: float) -> tuple[list[int], int]:
+        """The blocks of its first `tokens` tokens in the prefix cache, and after how many of them it can continue.
+
+        After all of them, but with state layers only after the last one with a snapshot.
+        """
+        found = self.pool.match(self._matchable(sequence)[: tokens // self.block_size], now)
+        return found, len(found) if self.states is None else self.states.match(sequence.hashes[: len(found)], now)
+
+    def _next_snapshot(self, sequence: Sequence) -> int:
+        at, total, last = sequence.computed, sequence.total, sequence.snapshot_at
+        return next_snapshot(at, total, last, sequence.shared_tokens, self.block_size)
+
+    def _leave_snapshot(self, sequence: Sequence, plan: SchedulerOutput, states: StatePool) -> None:
+        """Plan a copy of the state of a sequence that this step computes, if it has reached the next position for one."""
+        at = sequence.computed
+        if at < sequence.next_snapshot:
+            return
+        # A prompt that is not chunked goes beyond it.
+        if at == sequence.next_snapshot and not sequence.no_cache:
+            self._hash_prompt(sequence)
+            key = sequence.hashes[at // self.block_size - 1]
+            if sequence.snapshot is not None:
+                states.replace(sequence.snapshot)
+            sequence.snapshot = key if at >= sequence.prompt_len else None
+            sequence.snapshot_at = at
+            slot = states.reserve(key)
+            if slot is not None:
+                plan.snapshots.append(Snapshot(sequence.row, slot, sequence.policy))
+        sequence.next_snapshot = self._next_snapshot(sequence)
+
+    def _cut(self, sequence: Sequence, take: int) -> int:
+        """How many of `take` tokens a chunk computes: it ends where a snapshot is to be left."""
+        return min(take, sequence.next_snapshot - sequence.computed) if self.chunked else take
+
     def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
         """Start siblings on the leader's blocks. They have nothing to compute and only sample their own token."""
         while leader.forks and len(self.running) < self.max_running:
@@ -480,7 +570,10 @@ class Scheduler:
             fork.level = leader.level
             fork.no_cache = leader.no_cache
             fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
+            fork.snapshot_at = leader.snapshot_at
             self._start(fork, fork.total)
+            if self.states is not None:
+                plan.state_forks.append((leader.row, fork.row))
             plan.samples.append(fork)
             plan.sample_rows.append(row)
         self._release_forks(leader, now)

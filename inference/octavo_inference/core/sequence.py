@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import Enum
 
 import numpy as np
@@ -49,12 +50,14 @@ class Sequence:
         "guide",
         "hashes",
         "host",
+        "host_state",
         "index",
         "leader",
         "level",
         "limit",
         "logprobs",
         "min_total",
+        "next_snapshot",
         "no_cache",
         "penalised",
         "pending",
@@ -70,6 +73,9 @@ class Sequence:
         "rules",
         "scores",
         "seed",
+        "shared_tokens",
+        "snapshot",
+        "snapshot_at",
         "started",
         "state",
         "stops",
@@ -134,6 +140,14 @@ class Sequence:
         # Preempted by swap: `host` holds the KV of this many of its first tokens.
         self.swapped_tokens = 0
         self.host: NDArray[np.generic] | None = None
+        self.host_state: NDArray[np.generic] | None = None
+        # With state layers: the position of the latest snapshot of its state, and of the next one to leave.
+        # `snapshot` is the key of the latest one within its answer, which the next one replaces.
+        self.snapshot_at = 0
+        self.next_snapshot = sys.maxsize
+        self.snapshot: bytes | None = None
+        # So many of its first tokens were in the block pool when it started.
+        self.shared_tokens = 0
         # True while it shares its partial last block with siblings, until the first of them writes to it.
         self.tail_shared = False
         # Siblings that wait for this sequence to compute the prompt, to share its blocks.

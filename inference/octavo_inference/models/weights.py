@@ -105,12 +105,13 @@ class LatentWeights:
 class StateWeights:
     """A state layer: `inputs` [rows, hidden], convolution [channels, kernel], `output` [hidden, inner].
 
-    Rows of `inputs`: Mamba-2: z, x, B, C, dt; gated delta: queries, keys, values, z, b, a (by head: first all of one
-    kind); short convolution: B, C, x. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D,
-    `norm` that of the outputs before `output`.
+    `inputs` are one matrix or several, one below the other. Their rows, by head, first all of one kind: Mamba-2: z, x,
+    B, C, dt; gated delta: queries, keys, values, z, b, a; short convolution: B, C, x. Channels of the convolution are
+    in the same order. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D. `norm` is that of the
+    outputs before `output`: [inner] for Mamba-2, [value_dim] for gated delta.
     """
 
-    inputs: Matrix
+    inputs: tuple[Matrix, ...]
     conv: Tensor
     output: Matrix
     inputs_bias: Tensor | None = None

@@ -22,8 +22,8 @@ class RunningBackend(EchoBackend):
 
     decode_runs = True
 
-    def __init__(self, num_blocks: int, longest: Callable[[], int] = lambda: 1000) -> None:
-        super().__init__(num_blocks)
+    def __init__(self, num_blocks: int, longest: Callable[[], int] = lambda: 1000, state_slots: int = 0) -> None:
+        super().__init__(num_blocks, state_slots=state_slots)
         self.longest = longest
         self.planned: list[DecodeRun] = []
         self.ran: list[int] = []

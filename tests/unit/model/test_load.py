@@ -208,7 +208,7 @@ def test_gguf_of_another_architecture_is_refused(tmp_path: Path, tensors: Tensor
         ("llama", "rope.freq_base", 1.0, "rope.freq_base is 1.0, expected more than 1"),
         ("llama", "attn_logit_softcapping", -2.0, "attn_logit_softcapping is -2.0, expected a positive number"),
         ("qwen3", "context_length", 128, "tensor blk.0.attn_q_norm.weight is missing"),
-        ("llama", "expert_count", 8, "mixture-of-experts models are not supported"),
+        ("smollm3", "expert_count", 8, "a mixture of experts of smollm3 models is not supported"),
     ],
 )
 def test_gguf_that_cannot_work_is_refused_in_words(

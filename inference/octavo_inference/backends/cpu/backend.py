@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.footprint import partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address, pack
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
+from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype, Quantization
@@ -39,7 +41,17 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES: frozenset[str] = frozenset()
+_FEATURES = frozenset(
+    {
+        "Mamba-2 layers",
+        "gated delta layers",
+        "short convolutions",
+        "attention beside a state layer",
+        "layers without attention or MLP",
+        "a mixture of experts",
+        "a clamped activation of experts",
+    }
+)
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -68,10 +80,12 @@ class CpuBackend:
         max_model_len: int,
         threads: int,
         format_: Literal["f32", "bf16"],
+        state_slots: int = 0,
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.hidden_size, self.steps_ahead = config.hidden, 0
+        self.state_slots = state_slots
         self.decode_runs = True
         self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
@@ -80,35 +94,55 @@ class CpuBackend:
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
         tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
-        first = packed.layers[0]
+        hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
             layer.window = config.window(number) or 0
         block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
-        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        kv_layers, states = config.attention_layers, state_sizes(config.state)
+        self._kv = allocate(kv_layers * num_blocks * block_bytes).reshape(kv_layers, num_blocks, block_bytes)
+        # What `StateLayer` of abi.h has in a slot: [layers, slots, elements].
+        self._states = _zeros((config.state_layers * state_slots, states.elements), np.dtype(np.float32)).reshape(
+            config.state_layers, state_slots, states.elements
+        )
+        with_state = [layer for layer in layers if layer.state.inputs.rows]
+        for layer, slots in zip(with_state, self._states, strict=True):
+            layer.state.slots = address(slots)
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
         )
-        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
+        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate, states.inner)
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
+        int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
+        mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
-            "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
-            "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
-            "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
+            "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
+            "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
+            "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, config.heads * config.head_dim), act),
             "activated": _zeros((tokens, config.intermediate), act),
-            "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
+            "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
+            "mixed": _zeros((tokens, states.inner), act),
+            "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
+            # The router reads float32, whatever the activation type is.
+            "router_input": _zeros(
+                (tokens if config.experts and act.itemsize < 4 else 0, config.hidden), np.dtype(np.float32)
+            ),
+            "router_logits": _zeros((tokens, mixture.router_logits), np.dtype(np.float32)),
+            "expert_inputs": _zeros((tokens, mixture.inputs), np.dtype(np.float32)),
+            "expert_activated": _zeros((tokens, mixture.activated), act),
+            "expert_quantized": _zeros((tokens if rounds else 0, mixture.quantized), int8_block),
         }
         self._buffers = buffers
         self._logits: Float32 = buffers["logits"]
@@ -140,9 +174,11 @@ class CpuBackend:
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            state=states,
+            routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes = self._kv.nbytes
+        self.kv_bytes, self.state_bytes = self._kv.nbytes, self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
         self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv") + threads * packed.panel_bytes
         _LOG.info(
@@ -170,6 +206,7 @@ class CpuBackend:
         quantization: Quantization = "auto",
         threads: int | None = None,
         kernels: Kernels | None = None,
+        state_slots: int = 0,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages become resident at first use.
 
@@ -196,6 +233,7 @@ class CpuBackend:
             max_model_len=max_model_len,
             threads=count,
             format_=format_,
+            state_slots=state_slots,
         )
 
     def launch(self, step: RowStep) -> StepHandle:
@@ -213,6 +251,11 @@ class CpuBackend:
     def part_seconds(self) -> dict[str, float]:
         """The sums in `profile`, by part."""
         return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert computed so far, [layers, experts]; None for a model without experts."""
+        counted = self._packed.expert_tokens
+        return None if counted is None else counted.copy()
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -279,6 +322,19 @@ class CpuBackend:
         """Copy rows returned by `to_host` into as many blocks."""
         self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers."""
+        for origin, target in pairs:
+            self._states[:, target] = self._states[:, origin]
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots, all layers: [slot, layer, elements]."""
+        return np.ascontiguousarray(self._states[:, list(slots)].swapaxes(0, 1))
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        self._states[:, list(slots)] = saved.swapaxes(0, 1)
+
     def _score(self, rows: ScoreRows) -> ScoredTokens:
         """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
         parts, most = [], len(self._logits)
@@ -311,6 +367,7 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         query_start=address(batch.query_start),
         seq_len=address(batch.seq_len),
         block_table=address(batch.block_table),
+        states=address(batch.states),
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
         table_width=batch.block_table.shape[1],
@@ -345,6 +402,9 @@ def _check(config: ModelConfig, block_size: int) -> None:
         if value % _STEP:
             raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
     require_features(config, _FEATURES, "the CPU backend")
+    check_state(config.state)
+    if config.experts is not None:
+        check_experts(config.experts, _STEP)
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
 

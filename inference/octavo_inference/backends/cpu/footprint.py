@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_inference.backends.cpu.native.experts import expert_widths
 from octavo_inference.backends.cpu.native.packed_formats import (
     WIDEST_PANEL,
     WeightFormat,
@@ -17,6 +18,7 @@ from octavo_inference.backends.cpu.native.packed_formats import (
     packed_bytes,
     weight_format,
 )
+from octavo_inference.backends.cpu.native.state_packing import inner_elements, input_rows
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.config.engine import Dtype
 from octavo_inference.models.config import ModelConfig
@@ -74,10 +76,17 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     """
     attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
     written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
-    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
-    widest = max(config.hidden, attended, config.intermediate)
+    written.append(input_rows(config.state))
+    mixed = inner_elements(config.state)
+    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate + mixed
+    widest = max(config.hidden, attended, config.intermediate, mixed)
     row = _padded(config.vocab) + partial_floats(config)
-    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * row
+    blocks = math.ceil(widest / 32)
+    if config.experts is not None:
+        mixture = expert_widths(config.experts, config.hidden)
+        widths += config.hidden + mixture.router_logits + mixture.inputs + mixture.activated
+        blocks += mixture.quantized
+    return 4 * widths + blocks * _QUANTIZED_BLOCK, 4 * row
 
 
 def _padded(rows: int) -> int:

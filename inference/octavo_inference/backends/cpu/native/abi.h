@@ -61,7 +61,50 @@ struct Matrix {
   int8_t levels[16];  // of CODE4
 };
 
+// How a token's scores follow from the router's logits; see Experts in models/layers.py.
+enum Scoring : int32_t { SCORING_SOFTMAX = 0, SCORING_SIGMOID = 1, SCORING_SOFTMAX_OF_CHOSEN = 2 };
+
+// How tokens choose among `count` experts. count 0: the model has none. A group's score is the sum of its `group_best`
+// best experts. clamp 0: none.
+struct Routing {
+  int32_t count, chosen, scoring, normalized, groups, chosen_groups, group_best, input_scaled;
+  float scale, clamp;
+};
+
+// A mixture of experts of one layer. The shared MLP is the last expert: each token uses it, and no router chooses it.
+// Like parts of matrices it must outlive the team.
+struct Experts {
+  Matrix router;                 // of floats: a row for each expert, then the gate of the shared MLP, where it has one
+  const float* correction;       // [count] or null: added to scores for the choice alone
+  const Matrix *gate_up, *down;  // [count + shared]
+  int64_t* tokens;               // [count]: tokens of each expert, summed over steps
+  int32_t shared, shared_gate;
+  int32_t integers, ordered;  // some matrix is of integers, some has an order of columns
+};
+
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+
+enum StateKind : int32_t { STATE_MAMBA2 = 0, STATE_GATED_DELTA = 1, STATE_SHORT_CONV = 2 };
+
+// The sizes of a model's state layers (models/layers.py). Rows of their inputs, by head:
+//   Mamba-2: z, x, B, C, dt    gated delta: queries, keys, values, z, b, a    short convolution: B, C, x
+// A state has `rows` elements of B or a key, `columns` of x or a value. `key_heads` share them among `heads`.
+struct StateSizes {
+  int64_t channels, inner, elements;  // of the convolution, the outputs, a slot
+  int32_t kind, taps, heads, key_heads, rows, columns;
+  int32_t norm_group, norm_first;  // elements, 0: no norm; norm, then gate
+  float step_least, step_most;
+};
+
+// A state layer. A slot has the last inputs of the convolution (conv_state.h), then the states of the heads
+// (recurrence.h). `slots` is null where the layer has none of this.
+struct StateLayer {
+  const float *conv, *conv_bias;          // [taps][channels], [channels]
+  const float *decay, *step_bias, *skip;  // [heads]; the rate of decay for a step of 1, in powers of 2
+  const float* norm;                      // [inner]
+  float* slots;
+  Matrix inputs, output;
+};
 
 // A pointer is null if the model does not have that tensor.
 struct Layer {
@@ -69,8 +112,11 @@ struct Layer {
   const float *q_norm, *k_norm;                         // [head_dim]
   const float *attention_output_norm, *mlp_output_norm; // [hidden]
   const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
-  Matrix qkv, output, gate_up, down;
+  Matrix qkv, output, gate_up, down;  // without rows: the layer has no such part
   int32_t window;  // tokens that a token attends to, itself included; 0: all before it
+  int32_t kv_layer;  // its number among the layers with attention
+  StateLayer state;
+  const Experts* experts;  // in the place of gate_up and down
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
@@ -79,7 +125,7 @@ struct Model {
   const float* final_norm;
   Source embedding;
   Matrix lm_head;
-  void* kv;  // [layers][num_blocks] blocks; see KvLayer in layers.h
+  void* kv;  // [layers with attention][num_blocks] blocks; see KvLayer in layers.h
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear
@@ -89,10 +135,17 @@ struct Model {
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;
+  float* state_inputs;  // [tokens][rows of a state layer's inputs]
+  void* mixed;          // [tokens][inner], of the activation type
+  StateSizes state;
+  Routing routing;
+  float *router_input, *router_logits;  // router_input: null if the activation type is float
+  void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
 };
 
 struct Batch {
   const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
+  const int32_t* states;  // slot of each sequence's state
   int32_t num_tokens, num_seqs, table_width;
 };
 
@@ -142,9 +195,10 @@ struct DecodeRun {
 };
 
 // Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
-// lm_head include the norms and the rounding of their input rows.
+// lm_head include the norms and the rounding of their input rows, experts all of a mixture: router, products, sums,
+// states the parts of state layers between their linears.
 struct Profile {
-  double linears, attention, lm_head, elementwise, sampling;
+  double linears, attention, lm_head, elementwise, sampling, experts, states;
 };
 
 }  // namespace octavo

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 10
+VERSION = 11
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -40,6 +40,15 @@ GROUPS = 10
 PACKED: dict[PackedFormat, int] = {
     name: number if number < 2 else number + 14 for number, name in enumerate(get_args(PackedFormat))
 }
+
+
+def is_of_integers(format_: int) -> bool:
+    """Whether a packed format is one of integers, with scales."""
+    return format_ >= PACKED["int4"] and format_ != PACKED["fp8"]
+
+
+MAMBA2, GATED_DELTA, SHORT_CONV = 0, 1, 2
+SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 CONCATENATED, INTERLEAVED = 0, 1
 
@@ -83,6 +92,59 @@ class PackedMatrix(ctypes.Structure):
     ]
 
 
+class StateSizes(ctypes.Structure):
+    """The sizes of a model's state layers."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_int64) for name in ("channels", "inner", "elements")],
+        *[
+            (name, c_int32)
+            for name in ("kind", "taps", "heads", "key_heads", "rows", "columns", "norm_group", "norm_first")
+        ],
+        *[(name, c_float) for name in ("step_least", "step_most")],
+    ]
+
+
+class PackedState(ctypes.Structure):
+    """A state layer."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("conv", "conv_bias", "decay", "step_bias", "skip", "norm", "slots")],
+        *[(name, PackedMatrix) for name in ("inputs", "output")],
+    ]
+
+
+class Routing(ctypes.Structure):
+    """How tokens choose among experts; count 0: there are none."""
+
+    _fields_: ClassVar[Fields] = [
+        *[
+            (name, c_int32)
+            for name in (
+                "count",
+                "chosen",
+                "scoring",
+                "normalized",
+                "groups",
+                "chosen_groups",
+                "group_best",
+                "input_scaled",
+            )
+        ],
+        *[(name, c_float) for name in ("scale", "clamp")],
+    ]
+
+
+class ExpertLayer(ctypes.Structure):
+    """A mixture of experts of one layer (Experts of abi.h)."""
+
+    _fields_: ClassVar[Fields] = [
+        ("router", PackedMatrix),
+        *[(name, c_void_p) for name in ("correction", "gate_up", "down", "tokens")],
+        *[(name, c_int32) for name in ("shared", "shared_gate", "integers", "ordered")],
+    ]
+
+
 class Layer(ctypes.Structure):
     """One decoder layer."""
 
@@ -100,7 +162,9 @@ class Layer(ctypes.Structure):
             )
         ],
         *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
-        ("window", c_int32),
+        *[(name, c_int32) for name in ("window", "kv_layer")],
+        ("state", PackedState),
+        ("experts", c_void_p),
     ]
 
 
@@ -157,6 +221,19 @@ class DecoderArgs(ctypes.Structure):
                 "logit_scale",
             )
         ],
+        *[(name, c_void_p) for name in ("state_inputs", "mixed")],
+        ("state", StateSizes),
+        ("routing", Routing),
+        *[
+            (name, c_void_p)
+            for name in (
+                "router_input",
+                "router_logits",
+                "expert_inputs",
+                "expert_activated",
+                "expert_quantized",
+            )
+        ],
     ]
 
 
@@ -164,7 +241,10 @@ class BatchArgs(ctypes.Structure):
     """The inputs of one step; see core/gather.py."""
 
     _fields_: ClassVar[Fields] = [
-        *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
+        *[
+            (name, c_void_p)
+            for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table", "states")
+        ],
         *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width")],
     ]
 
@@ -232,5 +312,5 @@ class PartSeconds(ctypes.Structure):
     """Seconds per part, summed over steps."""
 
     _fields_: ClassVar[Fields] = [
-        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling")
+        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling", "experts", "states")
     ]

@@ -13,7 +13,7 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.groups import GroupedMatrix, Grouping
-from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, required
+from octavo_inference.models.weights import ExpertWeights, Format, Matrix, Tensor, Weights, required
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -146,8 +146,9 @@ def packed_parts(
     keys = [_key(matrix, layout) for matrix, layout in zip(matrices, layouts, strict=True)]
     if len(set(keys)) == 1:
         return (PackedPart(layouts[0], tuple(matrices), ordered, _joined(reasons)),)
-    ends = np.cumsum([matrix.shape[0] for matrix in matrices])[:-1]
-    if arrangement == abi.INTERLEAVED or (ends % WIDEST_PANEL).any():
+    ends = np.cumsum([matrix.shape[0] for matrix in matrices])
+    borders = [int(end) for end, key, after in zip(ends, keys, keys[1:], strict=False) if key != after]
+    if arrangement == abi.INTERLEAVED or any(border % WIDEST_PANEL for border in borders):
         layout = _common(matrices, layouts)
         if layout is None:
             reasons.append(f"{_joined(map(_described, matrices), ' and ')} in one linear, without a common format")
@@ -162,6 +163,11 @@ def packed_parts(
     return tuple(parts)
 
 
+def router_format(routers: Sequence[Tensor]) -> Literal["bf16", "f32"]:
+    """The format that keeps a router exactly: the product is in float32 whatever the weights' format is."""
+    return "bf16" if all(router.format == "bf16" for router in routers) else "f32"
+
+
 def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
     """The order of the input's elements that the matrices share (act-order); None if it is that of the columns."""
     orders = [matrix.order if isinstance(matrix, GroupedMatrix) else None for matrix in matrices]
@@ -173,7 +179,8 @@ def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[n
 
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
-    return sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
+    linears = sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
+    return linears + _router_bytes(weights)
 
 
 def largest_unpacked(weights: Weights) -> int:
@@ -193,13 +200,35 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 
 
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
-    """The matrices of each packed one, and their arrangement."""
+    """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
-        yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
-        yield (required(layer.o),), abi.CONCATENATED
-        yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
-        yield (required(layer.down),), abi.CONCATENATED
+        if layer.q is not None:
+            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            yield (required(layer.o),), abi.CONCATENATED
+        if layer.state is not None:
+            yield layer.state.inputs, abi.CONCATENATED
+            yield (layer.state.output,), abi.CONCATENATED
+        if layer.experts is not None:
+            yield from _expert_linears(layer.experts)
+        if layer.gate is not None:
+            yield (layer.gate, required(layer.up)), abi.INTERLEAVED
+            yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
+
+
+def _expert_linears(experts: ExpertWeights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
+    for pair in zip(experts.gate, experts.up, strict=True):
+        yield pair, abi.INTERLEAVED
+    yield from (((matrix,), abi.CONCATENATED) for matrix in experts.down)
+    if experts.shared_up is not None:
+        yield (required(experts.shared_gate), experts.shared_up), abi.INTERLEAVED
+        yield (required(experts.shared_down),), abi.CONCATENATED
+
+
+def _router_bytes(weights: Weights) -> int:
+    mixtures = [layer.experts for layer in weights.layers if layer.experts is not None]
+    routers = [[each for each in (experts.router, experts.shared_router) if each is not None] for experts in mixtures]
+    return sum(math.prod(each.shape) * ELEMENT_BYTES[router_format(both)] for both in routers for each in both)
 
 
 def matrix_bytes(matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: int) -> int:

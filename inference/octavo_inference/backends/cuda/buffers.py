@@ -16,12 +16,14 @@ from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, mos
 from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, token_steps
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks
 from octavo_inference.backends.cuda.kernels.router import parts_size
+from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
+from octavo_inference.backends.cuda.state_plan import inner_elements, input_elements
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layers import Experts
+from octavo_inference.models.layers import Experts, GatedDelta, ShortConv
 
 T = TypeVar("T")
 
@@ -86,7 +88,8 @@ class StepBuffers(Generic[T]):
     float32. `fp8_activations` and `ordered_activations` are `ActivationCopies`, empty where no product reads them.
     `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
     are those of `pooling.Pooler`. The buffers from `router_sums` to `expert_tokens` are of mixtures of experts
-    (`expert_shapes`), without elements in models that have none.
+    (`expert_shapes`), those from `state_inputs` to `state_projected` of state layers (`state_shapes`), without elements
+    in models that have none.
     """
 
     fp8_activations: T
@@ -116,6 +119,11 @@ class StepBuffers(Generic[T]):
     expert_activated: T
     expert_outputs: T
     expert_tokens: T
+    state_inputs: T
+    convolved: T
+    state_mixed: T
+    state_solved: T
+    state_projected: T
     sampled: T
     logits: T
     gathered: T
@@ -137,7 +145,8 @@ def buffer_shapes(
     attended = config.heads * config.head_dim
     qkv = attended + 2 * config.kv_heads * config.head_dim
     inner = widest_mlp(config)
-    widest = max(config.hidden, attended, inner)
+    state = 0 if config.state is None else inner_elements(config.state)
+    widest = max(config.hidden, attended, state, inner)
 
     def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
         return BufferShape((size,), dtype)
@@ -164,6 +173,7 @@ def buffer_shapes(
         gate_up=by_token(2 * inner),
         activated=by_token(inner),
         **expert_shapes(config, tokens, dtype),
+        **state_shapes(config, tokens, dtype),
         sampled=BufferShape((rows, config.hidden), dtype),
         logits=BufferShape((rows, config.vocab), torch.float32),
         gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
@@ -203,6 +213,29 @@ def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[
         "expert_outputs": BufferShape((choices, config.hidden), dtype),
         "expert_tokens": integers(config.layers if count else 0, count, dtype=torch.int64),
     }
+
+
+def state_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
+    """Buffers of state layers for steps of up to `tokens` tokens.
+
+    Inputs, those that the convolution has mixed, outputs; the inverses of chunks of gated delta nets; the outputs of
+    layers that have attention, too, and add both.
+    """
+    layer = config.state
+    inputs, channels, inner, heads = 0, 0, 0, 0
+    if layer is not None:
+        inputs, channels, inner = input_elements(layer), layer.shape.channels, inner_elements(layer)
+        heads = layer.value_heads if isinstance(layer, GatedDelta) else 0
+        channels = 0 if isinstance(layer, ShortConv) else channels
+    both = any(part.attention and part.state for part in config.parts)
+    shapes = {
+        "state_inputs": (inputs,),
+        "convolved": (channels,),
+        "state_mixed": (inner,),
+        "state_solved": (heads, chunk_tile(dtype).tokens),
+        "state_projected": (config.hidden if both else 0,),
+    }
+    return {name: BufferShape((tokens, *shape), dtype) for name, shape in shapes.items()}
 
 
 def sort_sizes(tokens: int, experts: Experts, dtype: torch.dtype) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.plan_parts import Part, parts_of
+from octavo_inference.backends.cuda.state_plan import state_parts, state_vectors
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
@@ -54,6 +55,9 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         return part
 
     def fused(layer: LayerWeights, groups: dict[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
+        present = {
+            group: [name for name in names if getattr(layer, name) is not None] for group, names in groups.items()
+        }
         return {
             group: parts_of(
                 [getattr(layer, name) for name in names],
@@ -61,16 +65,19 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
                 dense,
                 quantization,
             )
-            for group, names in groups.items()
+            for group, names in present.items()
+            if names
         }
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
         experts = layer.experts
         fed = fused(layer, _MLP) if experts is None else expert_parts(experts, dense, quantization)
-        return fused(layer, _ATTENTION) | fed
+        state = {} if layer.state is None else state_parts(layer.state, dense, quantization)
+        return fused(layer, _ATTENTION) | state | fed
 
     norms = [getattr(layer, name) for layer in layers for name in _NORMS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
+    added += [vector for layer in layers if layer.state is not None for vector in state_vectors(layer.state)]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),

@@ -17,7 +17,7 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
     """Store K and V of the query tokens x [T, hidden]; return the layer's output, of this rank alone."""
     config, buffers, tokens = context.config, context.buffers, len(x)
     q, attended = buffers.q[:tokens], buffers.attended[:tokens]
-    kv, scales = context.pool.layer(number)
+    kv, scales = context.pool.layer(config.attention_index(number))
     rope_store(
         weights.qkv(x, buffers.qkv[:tokens]),
         buffers.positions[:tokens],

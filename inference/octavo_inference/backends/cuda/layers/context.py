@@ -11,6 +11,7 @@ from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.pool import KvPool
 from octavo_inference.backends.cuda.rows import DeviceRowTable
+from octavo_inference.backends.cuda.state_pool import DeviceStates
 from octavo_inference.models.config import ModelConfig
 
 
@@ -18,7 +19,7 @@ from octavo_inference.models.config import ModelConfig
 class LayerContext:
     """A model's description (or that of a rank's shard, `models.shard`) with its pool, row table and buffers.
 
-    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
+    `states` are those of its state layers, None without any. `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
     Parts run one after the other and share the buffers: `projected` holds the result of the part that ran last.
     """
 
@@ -30,3 +31,4 @@ class LayerContext:
     table: DeviceRowTable
     limits: StepLimits
     group: RankGroup = ALONE
+    states: DeviceStates | None = None

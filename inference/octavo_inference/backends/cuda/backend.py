@@ -52,7 +52,16 @@ log = logging.getLogger(__name__)
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES = frozenset({"a mixture of experts", "a clamped activation of experts"})
+_FEATURES = frozenset(
+    {
+        "a mixture of experts",
+        "a clamped activation of experts",
+        "an MLP without gate",
+        "the activation gelu",
+        "the activation relu",
+        "the activation relu2",
+    }
+)
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
 """A step without sequences. Padded to a graph's size it computes as much as a full step, and stores nothing."""

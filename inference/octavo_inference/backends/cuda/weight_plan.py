@@ -6,6 +6,7 @@ Needs no GPU library: the inspection of a model computes the same sums as `weigh
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
@@ -16,7 +17,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
 _ATTENTION = {"qkv": ("q", "k", "v"), "o": ("o",)}
-_MLP = {"gate_up": ("gate", "up"), "down": ("down",)}
+_GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 
 
@@ -54,10 +55,7 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         [part] = parts_of([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
         return part
 
-    def fused(layer: LayerWeights, groups: dict[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
-        present = {
-            group: [name for name in names if getattr(layer, name) is not None] for group, names in groups.items()
-        }
+    def fused(layer: LayerWeights, groups: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
         return {
             group: parts_of(
                 [getattr(layer, name) for name in names],
@@ -65,15 +63,18 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
                 dense,
                 quantization,
             )
-            for group, names in present.items()
-            if names
+            for group, names in groups.items()
+            if getattr(layer, names[-1]) is not None  # else the layer lacks this part
         }
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
         experts = layer.experts
-        fed = fused(layer, _MLP) if experts is None else expert_parts(experts, dense, quantization)
-        state = {} if layer.state is None else state_parts(layer.state, dense, quantization)
-        return fused(layer, _ATTENTION) | state | fed
+        mixers = fused(layer, _ATTENTION)
+        if layer.state is not None:
+            mixers |= state_parts(layer.state, dense, quantization)
+        if experts is not None:
+            return mixers | expert_parts(experts, dense, quantization)
+        return mixers | fused(layer, _GATED if config.gated else _NOT_GATED)
 
     norms = [getattr(layer, name) for layer in layers for name in _NORMS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]

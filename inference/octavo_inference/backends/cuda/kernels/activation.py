@@ -40,15 +40,16 @@ def clamped(gate, up, limit):
 
 
 @triton.jit
-def _gated(gate_up, out, gate_up_stride, out_stride, width, KIND: tl.constexpr, TILE: tl.constexpr):
+def _gated(gate_up, out, gate_up_stride, out_stride, width, KIND: tl.constexpr, GATED: tl.constexpr,
+           TILE: tl.constexpr):  # fmt: skip
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = columns < width
     at = gate_up + row * gate_up_stride + columns
-    gate = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
-    result = activate(gate, KIND) * up
+    result = activate(tl.load(at, mask=inside, other=0.0).to(tl.float32), KIND)
+    if GATED:
+        result *= tl.load(at + width, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
@@ -56,9 +57,11 @@ def gated(gate_up: Torch, out: Torch, activation: str) -> None:
     """Apply the activation to the gate and multiply by the other half: out = activation(gate) * up.
 
     gate_up [T, 2 I] (gate, then up), out [T, I], of any float type; rows may have any stride, elements are contiguous.
+    With gate_up [T, I], of an MLP without a gate, out = activation(up).
     """
     rows, width = out.shape
     if rows:
         _gated[(rows, triton.cdiv(width, _TILE))](
-            gate_up, out, gate_up.stride(0), out.stride(0), width, KIND=activation, TILE=_TILE, **launch_options(),
+            gate_up, out, gate_up.stride(0), out.stride(0), width, KIND=activation, GATED=gate_up.shape[1] > width,
+            TILE=_TILE, **launch_options(),
         )  # fmt: skip

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.staging import Ring, Staging, copied
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import StateShape
 
 
@@ -27,9 +28,11 @@ class DeviceStates:
     shape: StateShape
 
     @classmethod
-    def allocate(cls, shape: StateShape, *, layers: int, slots: int, device: torch.device) -> DeviceStates:
-        """States of zeros."""
-        return cls(torch.zeros(layers, slots, shape.elements, device=device), shape)
+    def allocate(cls, config: ModelConfig, *, slots: int, device: torch.device) -> DeviceStates:
+        """The states of a model, of zeros; without slots where it has no state layers."""
+        shape = StateShape(0, 0) if config.state is None else config.state.shape
+        slots = 0 if config.state is None else slots
+        return cls(torch.zeros(config.state_layers, slots, shape.elements, device=device), shape)
 
     def convolution(self, layer: int) -> Torch:
         """A view of one layer: [slots, conv_tokens, channels]."""
@@ -51,7 +54,7 @@ class StateTransfer:
 
     def __init__(self, states: DeviceStates) -> None:
         self._data = states.data
-        size = states.data[0, 0].nbytes
+        size = states.shape.elements * states.data.itemsize
         self._arriving = Ring(2, size, states.data.device)
         self._leaving = Staging(size, states.data.device)
 

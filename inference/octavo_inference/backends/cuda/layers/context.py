@@ -19,7 +19,7 @@ from octavo_inference.models.config import ModelConfig
 class LayerContext:
     """A model's description (or that of a rank's shard, `models.shard`) with its pool, row table and buffers.
 
-    `states` are those of its state layers, None without any. `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
     Parts run one after the other and share the buffers: `projected` holds the result of the part that ran last.
     """
 
@@ -30,5 +30,5 @@ class LayerContext:
     buffers: StepBuffers[Torch]
     table: DeviceRowTable
     limits: StepLimits
+    states: DeviceStates
     group: RankGroup = ALONE
-    states: DeviceStates | None = None

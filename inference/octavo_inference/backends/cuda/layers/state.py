@@ -16,7 +16,6 @@ from octavo_inference.backends.cuda.kernels.gated_norm import gated_norm
 from octavo_inference.backends.cuda.kernels.mamba2_chunks import mamba2_chunks
 from octavo_inference.backends.cuda.kernels.mamba2_decode import mamba2_decode
 from octavo_inference.backends.cuda.layers.context import LayerContext
-from octavo_inference.backends.cuda.state_pool import DeviceStates
 from octavo_inference.models.layers import GatedDelta, Mamba2, StateLayer
 
 
@@ -39,7 +38,7 @@ def state_layer(
 ) -> Torch:
     """Move the states of the step's sequences on by the query tokens x [T, hidden]; write the layer's output."""
     buffers, tokens = context.buffers, len(x)
-    states, index = cast("DeviceStates", context.states), context.config.state_index(number)
+    states, index = context.states, context.config.state_index(number)
     call = _Call(
         weights,
         inputs,

@@ -51,8 +51,8 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
 
-    def layer() -> LayerWeights:
-        made = layer_of(config, matrix, norm)
+    def layer(number: int) -> LayerWeights:
+        made = layer_of(config, matrix, norm, number)
         if not config.qkv_bias:
             return made
         biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
@@ -62,4 +62,4 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
         return Tensor("f32", (size,), 0.1 * rng.standard_normal(size, dtype=np.float32))
 
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, tuple(layer() for _ in range(config.layers)), norm(config.hidden), embedding)
+    return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)

@@ -125,6 +125,12 @@ class Mamba2:
         return self.heads * self.head_dim
 
     @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: z, x, B, C, dt."""
+        shared = self.groups * self.state
+        return self.inner, self.inner, shared, shared, self.heads
+
+    @property
     def shape(self) -> StateShape:
         """The convolution sees x, B and C."""
         channels = self.inner + 2 * self.groups * self.state
@@ -146,6 +152,17 @@ class GatedDelta:
     kernel: int
 
     @property
+    def inner(self) -> int:
+        """Elements of all value heads."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: queries, keys, values, z, b, a."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.inner, self.inner, self.value_heads, self.value_heads
+
+    @property
     def shape(self) -> StateShape:
         """The convolution sees queries, keys and values."""
         channels = 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
@@ -158,6 +175,16 @@ class ShortConv:
 
     channels: int
     kernel: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of the outputs."""
+        return self.channels
+
+    @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: B, C, x."""
+        return self.channels, self.channels, self.channels
 
     @property
     def shape(self) -> StateShape:

@@ -20,7 +20,6 @@ from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
-from octavo_inference.backends.cuda.state_plan import inner_elements, input_elements
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, GatedDelta, ShortConv
@@ -145,7 +144,7 @@ def buffer_shapes(
     attended = config.heads * config.head_dim
     qkv = attended + 2 * config.kv_heads * config.head_dim
     inner = widest_mlp(config)
-    state = 0 if config.state is None else inner_elements(config.state)
+    state = 0 if config.state is None else config.state.inner
     widest = max(config.hidden, attended, state, inner)
 
     def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
@@ -222,17 +221,12 @@ def state_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[s
     layers that have attention, too, and add both.
     """
     layer = config.state
-    inputs, channels, inner, heads = 0, 0, 0, 0
-    if layer is not None:
-        inputs, channels, inner = input_elements(layer), layer.shape.channels, inner_elements(layer)
-        heads = layer.value_heads if isinstance(layer, GatedDelta) else 0
-        channels = 0 if isinstance(layer, ShortConv) else channels
     both = any(part.attention and part.state for part in config.parts)
     shapes = {
-        "state_inputs": (inputs,),
-        "convolved": (channels,),
-        "state_mixed": (inner,),
-        "state_solved": (heads, chunk_tile(dtype).tokens),
+        "state_inputs": (0 if layer is None else sum(layer.input_rows),),
+        "convolved": (0 if layer is None or isinstance(layer, ShortConv) else layer.shape.channels,),
+        "state_mixed": (0 if layer is None else layer.inner,),
+        "state_solved": (layer.value_heads if isinstance(layer, GatedDelta) else 0, chunk_tile(dtype).tokens),
         "state_projected": (config.hidden if both else 0,),
     }
     return {name: BufferShape((tokens, *shape), dtype) for name, shape in shapes.items()}

@@ -1,10 +1,9 @@
-"""Plans the matrices of state layers, and their sizes."""
+"""Plans the weights of state layers."""
 
 from __future__ import annotations
 
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.plan_parts import Part, parts_of
-from octavo_inference.models.layers import GatedDelta, Mamba2, StateLayer
 from octavo_inference.models.weights import StateWeights, Tensor
 
 
@@ -22,18 +21,3 @@ def state_vectors(weights: StateWeights) -> list[Tensor]:
     """The tensors that are float32 on the device."""
     given = (weights.conv, weights.conv_bias, weights.decay, weights.step_bias, weights.skip, weights.norm)
     return [tensor for tensor in given if tensor is not None]
-
-
-def inner_elements(layer: StateLayer) -> int:
-    """Elements of a token that the output's matrix multiplies."""
-    if isinstance(layer, Mamba2):
-        return layer.inner
-    return layer.value_heads * layer.value_dim if isinstance(layer, GatedDelta) else layer.channels
-
-
-def input_elements(layer: StateLayer) -> int:
-    """Rows of the inputs' matrices."""
-    channels = layer.shape.channels
-    if isinstance(layer, Mamba2):
-        return layer.inner + channels + layer.heads
-    return channels + inner_elements(layer) + 2 * layer.value_heads if isinstance(layer, GatedDelta) else 3 * channels

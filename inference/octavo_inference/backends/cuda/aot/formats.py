@@ -53,9 +53,9 @@ def zeros(config: ModelConfig, format_: str | None = None) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), np.zeros(size, np.float32))
 
-    layer = layer_of(config, matrix, norm)
+    layers = tuple(layer_of(config, matrix, norm, number) for number in range(config.layers))
     embedding = dense(config.vocab, config.hidden)
-    return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
+    return Weights(embedding, layers, norm(config.hidden), embedding)
 
 
 def _grouped(grouping: Grouping, rows: int, columns: int) -> GroupedMatrix:

@@ -72,9 +72,9 @@ def chunk_tile(dtype: torch.dtype) -> ChunkTile:
     A program has its part of a state and the tiles of a chunk's products in registers. float32 is multiplied there,
     too, so its chunks are shorter.
     """
-    if triton.knobs.runtime.interpret:
-        return ChunkTile(64, 4, 1)
-    return ChunkTile(_MMA_ROWS, 8, 1) if dtype == torch.float32 else ChunkTile(32, 8, 2)
+    if dtype == torch.float32 and not triton.knobs.runtime.interpret:
+        return ChunkTile(_MMA_ROWS, 8, 1)
+    return ChunkTile(workspace.CHUNK, 8, 2)
 
 
 @dataclass(frozen=True, slots=True)

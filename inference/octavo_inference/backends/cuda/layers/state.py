@@ -86,8 +86,8 @@ def _mamba2(layer: Mamba2, call: _Call) -> None:
 
 
 def _delta(layer: GatedDelta, call: _Call, solved: Torch) -> None:
-    inner, heads = layer.value_heads * layer.value_dim, layer.value_heads
-    values, z, steps = call.projected.split([layer.shape.channels, inner, 2 * heads], dim=1)
+    heads = layer.value_heads
+    values, z, steps = call.projected.split([layer.shape.channels, layer.inner, 2 * heads], dim=1)
     _convolve(call, values, call.convolved)
     weights, inputs = call.weights, call.inputs
     decay = cast("Torch", weights.rate), cast("Torch", weights.step_bias)

@@ -166,7 +166,7 @@ class Scheduler:
         A snapshot of a state is left between two launches, so no sequence passes the position of its next one.
         """
         if self.states is not None:
-            steps = min([steps, *(s.next_snapshot - s.computed for s in sequences)])
+            steps = min([steps, *(s.snapshots.next - s.computed for s in sequences)])
         needs = [max(0, self._blocks(s.computed + steps) - len(s.blocks)) for s in sequences]
         if sum(needs) > self.pool.free.size:
             return min(s.capacity - s.computed for s in sequences)
@@ -378,7 +378,7 @@ class Scheduler:
             return 0
         kept = sequence.registered
         if self.states is not None:
-            kept = min(kept, sequence.snapshot_at // self.block_size)
+            kept = min(kept, sequence.snapshots.latest // self.block_size)
         return sequence.computed // self.block_size - kept
 
     def _charge(self, sequences: list[Sequence], tokens: int) -> None:
@@ -442,9 +442,9 @@ class Scheduler:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
             sequence.first_start = now
         sequence.level = level(sequence, now)
-        sequence.shared_tokens = len(found) * self.block_size
+        sequence.snapshots.shared = len(found) * self.block_size
         if computed > sequence.swapped_tokens or not computed:
-            sequence.snapshot_at = computed
+            sequence.snapshots.latest = computed
         self._start(sequence, computed)
         if self.states is None:
             return take
@@ -462,7 +462,7 @@ class Scheduler:
             if sequence.index == 0:  # count a prompt once, for any number of answers
                 self.hit_tokens += sequence.cached
         if self._leaves_snapshots:
-            sequence.next_snapshot = self._next_snapshot(sequence)
+            sequence.snapshots.next = self._next_snapshot(sequence)
         self.recomputed += max(0, sequence.computed_before_preemption - computed)
         sequence.computed_before_preemption = 0
         sequence.state = SequenceState.RUNNING
@@ -528,30 +528,29 @@ class Scheduler:
         return found, len(found) if self.states is None else self.states.match(sequence.hashes[: len(found)], now)
 
     def _next_snapshot(self, sequence: Sequence) -> int:
-        at, total, last = sequence.computed, sequence.total, sequence.snapshot_at
-        return next_snapshot(at, total, last, sequence.shared_tokens, self.block_size)
+        return next_snapshot(sequence.computed, sequence.total, sequence.snapshots, self.block_size)
 
     def _leave_snapshot(self, sequence: Sequence, plan: SchedulerOutput, states: StatePool) -> None:
-        """Plan a copy of the state of a sequence that this step computes, if it has reached the next position for one."""
-        at = sequence.computed
-        if at < sequence.next_snapshot:
+        """Plan a copy of the state of a sequence that this step computes, if it has reached the position for one."""
+        at, marks = sequence.computed, sequence.snapshots
+        if at < marks.next:
             return
         # A prompt that is not chunked goes beyond it.
-        if at == sequence.next_snapshot and not sequence.no_cache:
+        if at == marks.next and not sequence.no_cache:
             self._hash_prompt(sequence)
             key = sequence.hashes[at // self.block_size - 1]
-            if sequence.snapshot is not None:
-                states.replace(sequence.snapshot)
-            sequence.snapshot = key if at >= sequence.prompt_len else None
-            sequence.snapshot_at = at
+            if marks.answer is not None:
+                states.replace(marks.answer)
+            marks.answer = key if at >= sequence.prompt_len else None
+            marks.latest = at
             slot = states.reserve(key)
             if slot is not None:
                 plan.snapshots.append(Snapshot(sequence.row, slot, sequence.policy))
-        sequence.next_snapshot = self._next_snapshot(sequence)
+        marks.next = self._next_snapshot(sequence)
 
     def _cut(self, sequence: Sequence, take: int) -> int:
         """How many of `take` tokens a chunk computes: it ends where a snapshot is to be left."""
-        return min(take, sequence.next_snapshot - sequence.computed) if self.chunked else take
+        return min(take, sequence.snapshots.next - sequence.computed) if self.chunked else take
 
     def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
         """Start siblings on the leader's blocks. They have nothing to compute and only sample their own token."""
@@ -570,7 +569,7 @@ class Scheduler:
             fork.level = leader.level
             fork.no_cache = leader.no_cache
             fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
-            fork.snapshot_at = leader.snapshot_at
+            fork.snapshots.latest = leader.snapshots.latest
             self._start(fork, fork.total)
             if self.states is not None:
                 plan.state_forks.append((leader.row, fork.row))

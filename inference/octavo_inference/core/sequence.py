@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import Enum
 
 import numpy as np
@@ -13,6 +12,7 @@ from octavo_inference.core.logit_rules import NO_RULES, LogitRules
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.request import Request
+from octavo_inference.core.snapshot_policy import SnapshotMarks
 
 
 class SequenceState(Enum):
@@ -57,7 +57,6 @@ class Sequence:
         "limit",
         "logprobs",
         "min_total",
-        "next_snapshot",
         "no_cache",
         "penalised",
         "pending",
@@ -73,9 +72,7 @@ class Sequence:
         "rules",
         "scores",
         "seed",
-        "shared_tokens",
-        "snapshot",
-        "snapshot_at",
+        "snapshots",
         "started",
         "state",
         "stops",
@@ -123,10 +120,8 @@ class Sequence:
         self.prompt_len = len(prompt)
         self.total = len(prompt)
         self.pending = 0
-        self.computed = 0
-        self.confirmed = 0
-        self.computed_before_preemption = 0
-        self.cached = 0
+        self.computed = self.confirmed = 0
+        self.computed_before_preemption = self.cached = 0
         self.limit = limit
 
         self.row = -1
@@ -141,13 +136,8 @@ class Sequence:
         self.swapped_tokens = 0
         self.host: NDArray[np.generic] | None = None
         self.host_state: NDArray[np.generic] | None = None
-        # With state layers: the position of the latest snapshot of its state, and of the next one to leave.
-        # `snapshot` is the key of the latest one within its answer, which the next one replaces.
-        self.snapshot_at = 0
-        self.next_snapshot = sys.maxsize
-        self.snapshot: bytes | None = None
-        # So many of its first tokens were in the block pool when it started.
-        self.shared_tokens = 0
+        # With state layers, of its state.
+        self.snapshots = SnapshotMarks()
         # True while it shares its partial last block with siblings, until the first of them writes to it.
         self.tail_shared = False
         # Siblings that wait for this sequence to compute the prompt, to share its blocks.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import dataclass
+
 # A snapshot costs a copy, a slot, and often a step: the chunk has to end there. It must save more.
 _LEAST_BLOCKS = 2
 # A prompt of several thousand tokens may continue differently after any of them: a failed or aborted prefill, a
@@ -12,20 +15,33 @@ _PROMPT_BLOCKS = 64
 _ANSWER_BLOCKS = 4
 
 
-def next_snapshot(at: int, total: int, last: int, shared: int, block_size: int) -> int:
+@dataclass(slots=True)
+class SnapshotMarks:
+    """Positions of a sequence: its `latest` snapshot, 0 without, and the `next` one to leave.
+
+    `shared`: so many of its first tokens were in the block pool when it started. `answer` is the key of the latest
+    snapshot if that is within its answer: the next one replaces it.
+    """
+
+    latest: int = 0
+    next: int = sys.maxsize
+    shared: int = 0
+    answer: bytes | None = None
+
+
+def next_snapshot(at: int, total: int, marks: SnapshotMarks, block_size: int) -> int:
     """The next position after `at` where a sequence of `total` known tokens leaves a snapshot: a block border.
 
-    `last` is the position of its latest snapshot, 0 without. `shared`: so many of its first tokens are in the block
-    pool. If the state of that border is not, another request has the same beginning, and others may follow: system
-    prompts end there (Marconi, https://arxiv.org/abs/2411.19379, branch points).
+    Where a sequence shares more tokens with another one than there is a snapshot for, others may follow: a system
+    prompt ends there. So it leaves one (Marconi, https://arxiv.org/abs/2411.19379, branch points).
 
-    Chunks end there. The last border of a prompt is the last one from which the same prompt can continue: its last
-    token is always computed.
+    Chunks end at these positions. The last border of a prompt is the last one from which the same prompt can continue:
+    its last token is always computed.
     """
-    least = last + _LEAST_BLOCKS * block_size
+    least = marks.latest + _LEAST_BLOCKS * block_size
     end = (total - 1) // block_size * block_size
     regular = _multiple(max(at + 1, least), _PROMPT_BLOCKS * block_size)
-    wanted = [border for border in (shared, regular, end) if at < border <= end and border >= least]
+    wanted = [border for border in (marks.shared, regular, end) if at < border <= end and border >= least]
     return min(wanted, default=_multiple(max(at, end, least - 1) + 1, _ANSWER_BLOCKS * block_size))
 
 

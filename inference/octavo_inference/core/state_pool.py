@@ -28,7 +28,7 @@ class _Snapshot:
 
 
 class StatePool:
-    """Slots `rows`..`slots`-1 hold snapshots. `retentions` are the policies of `BlockPool`, with limits in snapshots."""
+    """Slots `rows` to `slots` - 1 hold snapshots. `retentions` are the policies of `BlockPool`, in snapshots."""
 
     def __init__(self, rows: int, slots: int, retentions: Sequence[Retention] = ()) -> None:
         if slots < rows:
@@ -113,8 +113,8 @@ class StatePool:
         forgotten = set(keys)
         for key in forgotten & self._policy_of.keys():
             self._drop(key)
-        for slot, key in self._pending.items():
-            if key in forgotten:
+        for slot, pending in self._pending.items():
+            if pending in forgotten:
                 self._pending[slot] = None
 
     def reset(self) -> None:

@@ -87,6 +87,7 @@ def engine_for(
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
         host_blocks=sizes.host_blocks,
+        host_state_blocks=sizes.host_state_blocks,
         cache_policy=settings.cache_policy,
         overlap=settings.overlap is not False,
     )
@@ -110,7 +111,8 @@ def engine_for(
         overlap=engine.overlaps,
         cuda_graphs=built.captured > 0,
         threads=built.threads,
-        swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        swap_memory=sizes.swap_memory,
+        state_snapshots=max(0, sizes.state_slots - sizes.max_running),
     )
     return LoadedEngine(
         engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
@@ -224,7 +226,7 @@ def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> Me
         weights=backend.weight_bytes + backend.embedding_bytes,
         kv_pool=backend.kv_bytes,
         activations=backend.working_bytes + rows,
-        swap=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        swap=sizes.swap_memory,
         process=process,
         available=free,
     )
@@ -283,6 +285,7 @@ def _fit(settings: EngineSettings, config: ModelInfo, element_bytes: int, block_
         PROFILES[settings.profile],
         max_positions=config.max_positions,
         token_bytes=config.kv_bytes_per_token(element_bytes),
+        state_bytes=config.state_bytes,
         block_size=block_size,
         room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
     )
@@ -341,6 +344,7 @@ def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Ba
         num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         max_model_len=sizes.max_model_len,
+        state_slots=sizes.state_slots,
     )
 
 

@@ -153,7 +153,7 @@ class GatedDelta:
 
     @property
     def inner(self) -> int:
-        """Elements of all value heads."""
+        """Elements of all values."""
         return self.value_heads * self.value_dim
 
     @property

@@ -131,7 +131,8 @@ class LayerWeights:
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
     [head_dim] or as wide as q and k: `input_norm` comes before attention, `post_norm` before the MLP, the output norms
-    after them. `sinks` [heads]. None: the layer has no such tensor (`ModelConfig.part`).
+    after them. `sinks` [heads]. The sigmoid of `attention_gate` [heads*head_dim, hidden] of
+    the layer's normed input multiplies what goes into o. None: the layer has no such tensor (`ModelConfig.part`).
     """
 
     input_norm: Tensor | None = None
@@ -161,6 +162,7 @@ class LayerWeights:
     attention_output_norm_bias: Tensor | None = None
     mlp_output_norm_bias: Tensor | None = None
     sinks: Tensor | None = None
+    attention_gate: Matrix | None = None
     latent: LatentWeights | None = None
     state: StateWeights | None = None
     experts: ExpertWeights | None = None

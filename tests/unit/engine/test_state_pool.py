@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.support.tiers import scaled
 
 from octavo_inference.core.block_pool import PoolError, Retention
-from octavo_inference.core.snapshot_policy import next_snapshot
+from octavo_inference.core.snapshot_policy import SnapshotMarks, next_snapshot
 from octavo_inference.core.state_pool import StatePool
 
 ROWS, SLOTS = 3, 8
@@ -156,4 +156,4 @@ def test_a_corrupted_pool_is_found_out() -> None:
     ],
 )
 def test_where_snapshots_are_left(at: int, total: int, last: int, shared: int, expected: int) -> None:
-    assert next_snapshot(at, total, last, shared, 16) == expected
+    assert next_snapshot(at, total, SnapshotMarks(latest=last, shared=shared), 16) == expected

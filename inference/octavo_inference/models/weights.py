@@ -253,6 +253,7 @@ def layer_of(
         k_norm=norm(config.head_dim) if config.qk_norm and attends else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+        attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,
         state=_state_of(config.hidden, config.state, matrix, norm) if part.state and config.state else None,
     )
 

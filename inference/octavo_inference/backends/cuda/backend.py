@@ -65,6 +65,7 @@ _FEATURES = frozenset(
         "short convolutions",
         "layers without attention or MLP",
         "attention beside a state layer",
+        "gated attention",
     }
 )
 _NO_IDS = np.empty(0, np.int32)

@@ -142,7 +142,7 @@ def buffer_shapes(
     """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
-    qkv = attended + 2 * config.kv_heads * config.head_dim
+    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
     inner = widest_mlp(config)
     state = 0 if config.state is None else config.state.inner
     widest = max(config.hidden, attended, state, inner)

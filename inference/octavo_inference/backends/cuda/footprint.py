@@ -59,7 +59,7 @@ def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
 
 def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     attended = config.heads * config.head_dim
-    qkv = attended + 2 * config.kv_heads * config.head_dim
+    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
     shares = max(1, 3 * _PROCESSORS // config.kv_heads)
     parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
     plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}

@@ -37,13 +37,14 @@ class DeviceStates:
     def convolution(self, layer: int) -> Torch:
         """A view of one layer: [slots, conv_tokens, channels]."""
         shape = self.shape
-        return self.data[layer, :, : shape.conv_tokens * shape.channels].unflatten(1, (shape.conv_tokens, -1))
+        part = self.data[layer, :, : shape.conv_tokens * shape.channels]
+        return part.view(len(part), shape.conv_tokens, shape.channels)
 
     def recurrent(self, layer: int) -> Torch:
         """A view of one layer: [slots, heads, rows, columns]."""
         shape = self.shape
         part = self.data[layer, :, shape.conv_tokens * shape.channels :]
-        return part.unflatten(1, (shape.heads, shape.rows, shape.columns))
+        return part.view(len(part), shape.heads, shape.rows, shape.columns)
 
 
 class StateTransfer:

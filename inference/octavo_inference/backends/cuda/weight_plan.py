@@ -16,7 +16,7 @@ from octavo_inference.backends.cuda.state_plan import state_parts, state_vectors
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
-_ATTENTION = {"qkv": ("q", "k", "v"), "o": ("o",)}
+_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), "o": ("o",)}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 
@@ -56,15 +56,18 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         return part
 
     def fused(layer: LayerWeights, groups: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
+        present = {
+            group: [name for name in names if getattr(layer, name) is not None] for group, names in groups.items()
+        }
         return {
             group: parts_of(
                 [getattr(layer, name) for name in names],
-                [getattr(layer, f"{name}_bias") for name in names],
+                [getattr(layer, f"{name}_bias", None) for name in names],
                 dense,
                 quantization,
             )
-            for group, names in groups.items()
-            if getattr(layer, names[-1]) is not None  # else the layer lacks this part
+            for group, names in present.items()
+            if names
         }
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:

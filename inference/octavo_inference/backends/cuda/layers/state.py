@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.device_weights import DeviceState
@@ -54,13 +55,13 @@ def state_layer(
     elif isinstance(layer, GatedDelta):
         _delta(layer, call, buffers.state_solved[:tokens])
     else:
-        before, after, values = call.projected.split(layer.channels, dim=1)
+        before, after, values = torch.split(call.projected, layer.channels, dim=1)
         _convolve(call, values, call.mixed, (before, after))
     return weights.output(call.mixed, out)
 
 
 def _mamba2(layer: Mamba2, call: _Call) -> None:
-    z, values, dt = call.projected.split([layer.inner, layer.shape.channels, layer.heads], dim=1)
+    z, values, dt = torch.split(call.projected, [layer.inner, layer.shape.channels, layer.heads], dim=1)
     _convolve(call, values, call.convolved)
     weights, inputs = call.weights, call.inputs
     # The decodes of a mixed step run separately, as those of attention do.
@@ -87,7 +88,7 @@ def _mamba2(layer: Mamba2, call: _Call) -> None:
 
 def _delta(layer: GatedDelta, call: _Call, solved: Torch) -> None:
     heads = layer.value_heads
-    values, z, steps = call.projected.split([layer.shape.channels, layer.inner, 2 * heads], dim=1)
+    values, z, steps = torch.split(call.projected, [layer.shape.channels, layer.inner, 2 * heads], dim=1)
     _convolve(call, values, call.convolved)
     weights, inputs = call.weights, call.inputs
     decay = cast("Torch", weights.rate), cast("Torch", weights.step_bias)

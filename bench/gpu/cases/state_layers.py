@@ -124,6 +124,9 @@ def convolution(case: StateCase, batch: Ragged, place: Place) -> Trial:
     gates = (before, after) if case.gates else None
     weight, bias = place.randn(taps, channels, dtype=torch.float32), place.randn(channels, dtype=torch.float32)
     state = batch.state(place, taps - 1, channels)
+    for slot, (_, tokens) in zip(batch.own, case.batch, strict=True):
+        if tokens:
+            state[slot, : max(0, taps - 1 - tokens)] = 0  # before the first token
     start = state.clone()
 
     def update(inputs: Tensor, kept: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import LayerParts, Mamba2, ShortConv, StateLayer
 
 
 def _llama(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim: int = 128) -> ModelConfig:
@@ -48,6 +49,14 @@ def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim:
     )
 
 
+_STATE = LayerParts(attention=False, state=True)
+
+
+def _hybrid(shape: ModelConfig, state: StateLayer) -> ModelConfig:
+    """A layer of each kind."""
+    return replace(shape, layers=2, parts=(_STATE, LayerParts()), state=state)
+
+
 SHAPES = {
     "llama-3.2-1b": _llama(2048, 32, 8, 8192, head_dim=64),
     "llama-3.2-3b": _llama(3072, 24, 8, 8192),
@@ -70,5 +79,11 @@ SHAPES = {
     "gemma-3-27b": _gemma3(5376, 32, 16, 21_504, 128, 1024),
     "smollm2-135m": _llama(576, 9, 3, 1536, head_dim=64),
     "smollm2-360m": _llama(960, 15, 5, 2560, head_dim=64),
+    "granite-4.0-h-micro": _hybrid(
+        _llama(2048, 32, 8, 8192, head_dim=64), Mamba2(heads=64, head_dim=64, state=128, groups=1, kernel=4)
+    ),
+    "lfm2-1.2b": _hybrid(
+        replace(_llama(2048, 32, 8, 8192, head_dim=64), qk_norm="head"), ShortConv(channels=2048, kernel=3)
+    ),
     "smollm2-1.7b": _llama(2048, 32, 32, 8192, head_dim=64),
 }

@@ -13,7 +13,7 @@ from octavo_inference.backends.cuda.kernels.state_math import FLOOR, decays_betw
 
 
 @triton.jit
-def _inverse(lower, SIZE: tl.constexpr):
+def inverse(lower, SIZE: tl.constexpr):
     """The inverse of I + lower, strictly lower triangular [SIZE, SIZE], from blocks of 1 to blocks of SIZE.
 
     Of a block [[a, 0], [c, b]] it is [[a', 0], [-b' c a', b']] with the inverses a', b' of its halves: products of
@@ -64,7 +64,7 @@ def _delta_solve(
     k = tl.load(keys, mask=live[:, None] & (element < KEY)[None, :], other=0.0).to(tl.float32)
     k = unit(k, floor).to(DOT)
     system = tl.dot(k, tl.trans(k), input_precision="ieee") * decays_between(total, BLOCK_T) * learned[:, None]
-    solved = _inverse(tl.where(at[:, None] > at[None, :], system, 0.0), BLOCK_T)
+    solved = inverse(tl.where(at[:, None] > at[None, :], system, 0.0), BLOCK_T)
     rows = (token * HEADS + head)[:, None] * BLOCK_T + at[None, :]
     tl.store(out + rows, solved.to(out.dtype.element_ty), mask=live[:, None])
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from bench.gpu.checked_models import GEMMA, QWEN3, SMOLLM2, random_weights
+from bench.gpu.checked_models import GEMMA, MIXTURE, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -34,7 +34,7 @@ from octavo_inference.core.model_input import (
     sampling_columns,
 )
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layers import GatedDelta, LayerParts, Mamba2, ShortConv
+from octavo_inference.models.layers import Experts, GatedDelta, LayerParts, Mamba2, ShortConv
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
 
@@ -48,6 +48,7 @@ MODELS = {
     "granite": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=Mamba2(8, 64, 128, 1, 4)),
     "qwen-next": replace(QWEN3, **SMALL, parts=(STATE, LayerParts()), state=GatedDelta(2, 4, 128, 128, 4)),
     "lfm2": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=ShortConv(576, 3)),
+    "experts": replace(MIXTURE, **SMALL, experts=Experts(count=16, chosen=4, intermediate=384)),
 }
 
 

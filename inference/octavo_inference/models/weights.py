@@ -233,12 +233,19 @@ class Weights:
 
 
 def layer_of(
-    config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor], number: int = 0
+    config: ModelConfig,
+    matrix: Callable[[int, int], Matrix],
+    norm: Callable[[int], Tensor],
+    experts: ExpertWeights | None = None,
+    number: int = 0,
 ) -> LayerWeights:
-    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
+    """Layer `number` of a model, without biases, of what `matrix(rows, columns)` and `norm(size)` make, in order.
+
+    With `experts` (`experts_of`) in the place of the MLP.
+    """
     part = config.part(number)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attends, fed, gated = part.attention, part.feed_forward == "dense", part.feed_forward == "dense" and config.gated
+    attends, fed = part.attention, experts is None and part.feed_forward == "dense"
     return LayerWeights(
         input_norm=norm(config.hidden),
         q=matrix(queries, config.hidden) if attends else None,
@@ -246,7 +253,7 @@ def layer_of(
         v=matrix(keys, config.hidden) if attends else None,
         o=matrix(config.hidden, queries) if attends else None,
         post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden) if gated else None,
+        gate=matrix(config.intermediate, config.hidden) if fed and config.gated else None,
         up=matrix(config.intermediate, config.hidden) if fed else None,
         down=matrix(config.hidden, config.intermediate) if fed else None,
         q_norm=norm(config.head_dim) if config.qk_norm and attends else None,
@@ -254,6 +261,7 @@ def layer_of(
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
         attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,
+        experts=experts,
         state=_state_of(config.hidden, config.state, matrix, norm) if part.state and config.state else None,
     )
 
@@ -271,6 +279,39 @@ def _state_of(
         step_bias=norm(shape.heads) if by_head else None,
         skip=norm(shape.heads) if isinstance(layer, Mamba2) else None,
         norm=norm(layer.value_dim if isinstance(layer, GatedDelta) else layer.inner) if by_head else None,
+    )
+
+
+def experts_of(
+    config: ModelConfig, matrix: Callable[[int, int], Matrix], dense: Callable[[int, int], Tensor]
+) -> ExpertWeights:
+    """The experts of a layer, of what `matrix` and, for router and biases, `dense` make of rows and columns.
+
+    Biases where the model's MLPs have them.
+    """
+    experts, hidden = config.experts, config.hidden
+    if experts is None:
+        raise TypeError(f"{config.architecture} has no experts")
+
+    def each(rows: int, columns: int) -> tuple[Matrix, ...]:
+        return tuple(matrix(rows, columns) for _ in range(experts.count))
+
+    def bias(rows: int) -> Tensor | None:
+        return dense(experts.count, rows) if config.mlp_bias else None
+
+    shared = experts.shared
+    return ExpertWeights(
+        router=dense(experts.count, hidden),
+        gate=each(experts.intermediate, hidden) if config.gated else (),
+        up=each(experts.intermediate, hidden),
+        down=each(hidden, experts.intermediate),
+        gate_bias=bias(experts.intermediate),
+        up_bias=bias(experts.intermediate),
+        down_bias=bias(hidden),
+        shared_gate=matrix(shared, hidden) if shared and config.gated else None,
+        shared_up=matrix(shared, hidden) if shared else None,
+        shared_down=matrix(hidden, shared) if shared else None,
+        shared_router=dense(1, hidden) if experts.shared_gate else None,
     )
 
 

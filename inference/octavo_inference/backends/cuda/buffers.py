@@ -20,6 +20,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
+from octavo_inference.backends.cuda.widths import widest_mlp
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, GatedDelta, ShortConv
@@ -179,12 +180,6 @@ def buffer_shapes(
         pool_items=flat(rows * ITEM),
         pool_sums=BufferShape((rows, config.hidden), torch.float32),
     )
-
-
-def widest_mlp(config: ModelConfig) -> int:
-    """Inner elements of the widest dense MLP of a layer, or of an MLP that is shared beside experts."""
-    dense = [part.intermediate or 0 for part in map(config.part, range(config.layers)) if part.feed_forward == "dense"]
-    return max([*dense, 0 if config.experts is None else config.experts.shared])
 
 
 def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:

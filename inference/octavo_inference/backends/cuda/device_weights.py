@@ -13,7 +13,7 @@ from octavo_inference.backends.cuda.linear import Embedding, Linear
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttention:
-    """Attention: `qkv` stacks the rows of q, k and v, and of the gate of its outputs if there is one. Norms are float32."""
+    """Attention: `qkv` stacks the rows of q, k, v, and of the gate of the outputs if it has one. Norms are float32."""
 
     qkv: Linear
     o: Linear

@@ -51,7 +51,7 @@ class ExpertPlan {
     return *(std::partition_point(runs_.begin(), runs_.end(), [&](const ExpertRun& r) { return r.*before <= piece; }) -
              1);
   }
-  i64 token_of_row(i64 row) const { return token_[size_t(row)]; }
+  i64 token_of_row(i64 row) const { return row < routed_rows() ? token_[size_t(row)] : row - routed_rows(); }
   float weight_of_row(i64 row) const {
     const i64 token = token_of_row(row);
     int choice = 0;
@@ -84,7 +84,7 @@ class ExpertPlan {
       row_[i] = row;
       token_[size_t(row)] = i64(i) / chosen_;
     }
-    if (experts.shared) add(count_, routed_rows(), tokens_, false);
+    if (experts.shared) add(count_, routed_rows(), tokens_, experts.gate_up[count_].order);
   }
 
  private:
@@ -134,7 +134,7 @@ class ExpertsPart {
     norm();
     choose();
     if (tokens_ > 1 || m_.routing.input_scaled || experts_.ordered)
-      step_.rows(plan_.routed_rows(), [&](i64 row) { gather(row); });
+      step_.rows(rows_, [&](i64 row) { gather(row); });
     step_.worker.share(plan_.up_pieces(index_), [&](i64 piece) { up(piece); });
     if (ROUNDS_ACTIVATIONS ? experts_.integers || experts_.ordered : experts_.ordered)
       step_.rows(rows_, [&](i64 row) { round(row); });
@@ -188,13 +188,13 @@ class ExpertsPart {
     if (!run.own_input) return;
     const Matrix& matrix = experts_.gate_up[run.expert];
     const i64 width = m_.hidden, token = plan_.token_of_row(row);
-    const bool rounds = rounds_activations(matrix), changes = matrix.order || m_.routing.input_scaled;
-    if (rounds && !changes) {
+    const bool rounds = rounds_activations(matrix), scaled = m_.routing.input_scaled && !is_shared(run);
+    if (rounds && !scaled && !matrix.order) {
       std::copy_n(rounded(token), width / BLOCK, expert_rounded(row, width));
       return;
     }
     Act* copy = expert_inputs() + row * width;
-    if (m_.routing.input_scaled) {
+    if (scaled) {
       const float weight = plan_.weight_of_row(row);
       for (i64 i = 0; i < width; i += W) store(copy + i, weight * load(router_input() + token * width + i));
     } else {
@@ -208,13 +208,13 @@ class ExpertsPart {
     const ExpertRun& run = plan_.run_of_piece(piece, &ExpertRun::up_pieces);
     const Matrix& matrix = experts_.gate_up[run.expert];
     const i64 width = m_.hidden, stride = experts_.down[run.expert].cols;
-    const i64 token = run.expert == m_.routing.count ? 0 : plan_.token_of_row(run.first);
+    const i64 token = plan_.token_of_row(run.first);
     const Input input = run.own_input ? Input{expert_inputs() + run.first * width, expert_rounded(run.first, width)}
                                       : Input{inputs(token), rounded(token)};
     const auto multiply = [&](const auto& epilogue) {
       Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue).piece(piece - run.up_pieces);
     };
-    if (m_.routing.clamp > 0 && run.expert < m_.routing.count)
+    if (m_.routing.clamp > 0 && !is_shared(run))
       multiply(ClampedGate<Act>{activated(run, run.first), stride, matrix.bias, m_.routing.clamp});
     else
       multiply(Gated<Act>{activated(run, run.first), stride, matrix.bias, m_.activation == ACTIVATION_GELU_TANH});
@@ -256,6 +256,7 @@ class ExpertsPart {
       add_normed(sums, layer_.mlp_output_norm, state, m_.hidden, m_.norm_eps, m_.residual_scale);
   }
 
+  bool is_shared(const ExpertRun& run) const { return run.expert == m_.routing.count; }
   Act* inputs(i64 token) const { return static_cast<Act*>(m_.normed) + token * m_.hidden; }
   float* router_input() const {
     if constexpr (std::is_same_v<Act, float>)
@@ -272,7 +273,7 @@ class ExpertsPart {
   // The rows of the shared MLP have another width. They begin behind those of the experts.
   i64 activated_at(const ExpertRun& run, i64 row) const {
     const i64 width = experts_.down[run.expert].cols;
-    if (run.expert < m_.routing.count) return row * width;
+    if (!is_shared(run)) return row * width;
     return plan_.routed_rows() * experts_.down[0].cols + (row - plan_.routed_rows()) * width;
   }
   Act* activated(const ExpertRun& run, i64 row) const {

@@ -54,12 +54,13 @@ def expert_widths(experts: Experts | None, hidden: int, panel: int = WIDEST_PANE
     """What a token needs: rows of its experts and of the shared MLP, one after the other."""
     if experts is None:
         return ExpertWidths(0, 0, 0, 0)
+    rows = experts.chosen + (experts.shared > 0)
     activated = experts.chosen * experts.intermediate + experts.shared
     return ExpertWidths(
         router_logits=_padded(experts.count + experts.shared_gate, panel),
-        inputs=(experts.chosen + (experts.shared > 0)) * _padded(hidden, panel),
+        inputs=rows * _padded(hidden, panel),
         activated=activated,
-        quantized=-(-max(experts.chosen * hidden, activated) // BLOCK),
+        quantized=-(-max(rows * hidden, activated) // BLOCK),
     )
 
 

@@ -28,38 +28,39 @@ def _expert_linear(x, w, scales, minimums, factors, levels, bias, y, places, blo
     wait_for_previous()
     block = tl.program_id(0)
     expert = tl.load(blocks + block).to(tl.int64)
-    if expert >= 0:
-        choice = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-        lane = tl.arange(0, OUTPUTS)
-        unit = tl.program_id(1) * (OUTPUTS // SIDES) + lane // SIDES
-        row = expert * SIDES * n + lane % SIDES * n + unit
-        present, known = (choice >= 0)[:, None], (unit < n)[:, None]
-        x += (choice // sharers)[:, None] * x_stride
-        w += row[:, None] * width
-        if scales is not None:
-            scales += row[:, None] * groups
-        if minimums is not None:
-            minimums += row[:, None] * groups
-        acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        for step in range(tl.cdiv(width, STEP)):
-            acc = add_step(acc, x, w, scales, minimums, levels, step, present, known, k, width, groups, FORM, GROUP,
-                           ZERO, DOT, STEP)
-        if factors is not None:
-            acc *= tl.load(factors + row, mask=unit < n, other=0.0)[None, :]
-        if x_weights is not None:
-            acc *= tl.load(x_weights + choice, mask=choice >= 0, other=0.0)[:, None]
-        if bias is not None:
-            acc += tl.load(bias + row, mask=unit < n, other=0.0).to(tl.float32)[None, :]
-        if SIDES == 2:
-            gate, up = tl.split(acc.reshape(ROWS, OUTPUTS // 2, 2))
-            result = clamped(gate, up, limit) if ACTIVATION == "clamped" else activate(gate, ACTIVATION) * up
-        elif ACTIVATION is None:
-            result = acc
-        else:
-            result = activate(acc, ACTIVATION)
-        unit = tl.program_id(1) * (OUTPUTS // SIDES) + tl.arange(0, OUTPUTS // SIDES)
-        tl.store(y + choice[:, None] * y_stride + unit[None, :], result.to(y.dtype.element_ty),
-                 mask=present & (unit < n)[None, :])
+    if expert < 0:
+        return
+    choice = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    lane = tl.arange(0, OUTPUTS)
+    unit = tl.program_id(1) * (OUTPUTS // SIDES) + lane // SIDES
+    row = expert * SIDES * n + lane % SIDES * n + unit
+    present, known = (choice >= 0)[:, None], (unit < n)[:, None]
+    x += (choice // sharers)[:, None] * x_stride
+    w += row[:, None] * width
+    if scales is not None:
+        scales += row[:, None] * groups
+    if minimums is not None:
+        minimums += row[:, None] * groups
+    acc = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for step in range(tl.cdiv(width, STEP)):
+        acc = add_step(acc, x, w, scales, minimums, levels, step, present, known, k, width, groups, FORM, GROUP,
+                       ZERO, DOT, STEP)
+    if factors is not None:
+        acc *= tl.load(factors + row, mask=unit < n, other=0.0)[None, :]
+    if x_weights is not None:
+        acc *= tl.load(x_weights + choice, mask=choice >= 0, other=0.0)[:, None]
+    if bias is not None:
+        acc += tl.load(bias + row, mask=unit < n, other=0.0).to(tl.float32)[None, :]
+    if SIDES == 2:
+        gate, up = tl.split(acc.reshape(ROWS, OUTPUTS // 2, 2))
+        result = clamped(gate, up, limit) if ACTIVATION == "clamped" else activate(gate, ACTIVATION) * up
+    elif ACTIVATION is None:
+        result = acc
+    else:
+        result = activate(acc, ACTIVATION)
+    unit = tl.program_id(1) * (OUTPUTS // SIDES) + tl.arange(0, OUTPUTS // SIDES)
+    tl.store(y + choice[:, None] * y_stride + unit[None, :], result.to(y.dtype.element_ty),
+             mask=present & (unit < n)[None, :])
 # fmt: on
 
 

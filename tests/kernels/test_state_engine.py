@@ -127,7 +127,7 @@ def test_a_prompt_in_chunks_continues_from_a_snapshot(name: str) -> None:
     ],
 )
 def test_preempted_sequences_continue_with_their_state(name: str, host_blocks: int) -> None:
-    runner = run(cuda(name, blocks=7), host_blocks=host_blocks)
+    runner = run(cuda(name, blocks=8), host_blocks=host_blocks)
     assert runner.tokens == expected(name)
     scheduler = runner.engine.scheduler
     assert scheduler.preemptions > 0

@@ -15,8 +15,8 @@ from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, most_parts, most_split, shares_for
 from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, token_steps
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks
-from octavo_inference.backends.cuda.kernels.router import parts_size
 from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
+from octavo_inference.backends.cuda.kernels.router import parts_size
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM

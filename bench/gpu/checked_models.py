@@ -65,7 +65,7 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
 
     def layer(number: int) -> LayerWeights:
         mixed = config.part(number).feed_forward == "experts"
-        made = layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None)
+        made = layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
         if not config.qkv_bias:
             return made
         biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}

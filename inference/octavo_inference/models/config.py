@@ -129,6 +129,14 @@ class ModelConfig:
         """Size of the states of one sequence over all layers, in float32."""
         return 0 if self.state is None else 4 * self.state.shape.elements * self.state_layers
 
+    def attention_index(self, layer: int) -> int:
+        """The number of a layer among those with attention: its place in the pool."""
+        return sum(part.attention for part in self.parts[:layer]) if self.parts else layer
+
+    def state_index(self, layer: int) -> int:
+        """The number of a layer among those with a state."""
+        return sum(part.state for part in self.parts[:layer])
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V, or latents, over all layers."""
         if self.latent is not None:

@@ -71,6 +71,8 @@ def require_shards(config: ModelConfig, weights: Weights, size: int) -> None:
 def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
     if size == 1:
         return None
+    if config.state is not None:
+        return "the model has state layers, which are not divided between GPUs"
     for count, what in _counts(config):
         if count % size:
             return f"the model has {count} {what}, which {size} does not divide"

@@ -13,6 +13,7 @@ from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
 from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.layers import GatedDelta, Mamba2, ShortConv, StateLayer
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 _SMALLEST_GROUP = 16  # columns, of all backends
@@ -238,27 +239,48 @@ def layer_of(
     matrix: Callable[[int, int], Matrix],
     norm: Callable[[int], Tensor],
     experts: ExpertWeights | None = None,
+    number: int = 0,
 ) -> LayerWeights:
-    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order.
+    """Layer `number` of a model, without biases, of what `matrix(rows, columns)` and `norm(size)` make, in order.
 
     With `experts` (`experts_of`) in the place of the MLP.
     """
+    part = config.part(number)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attends, fed = part.attention, experts is None and part.feed_forward == "dense"
     return LayerWeights(
         input_norm=norm(config.hidden),
-        q=matrix(queries, config.hidden),
-        k=matrix(keys, config.hidden),
-        v=matrix(keys, config.hidden),
-        o=matrix(config.hidden, queries),
+        q=matrix(queries, config.hidden) if attends else None,
+        k=matrix(keys, config.hidden) if attends else None,
+        v=matrix(keys, config.hidden) if attends else None,
+        o=matrix(config.hidden, queries) if attends else None,
         post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden) if experts is None else None,
-        up=matrix(config.intermediate, config.hidden) if experts is None else None,
-        down=matrix(config.hidden, config.intermediate) if experts is None else None,
-        q_norm=norm(config.head_dim) if config.qk_norm else None,
-        k_norm=norm(config.head_dim) if config.qk_norm else None,
+        gate=matrix(config.intermediate, config.hidden) if fed and config.gated else None,
+        up=matrix(config.intermediate, config.hidden) if fed else None,
+        down=matrix(config.hidden, config.intermediate) if fed else None,
+        q_norm=norm(config.head_dim) if config.qk_norm and attends else None,
+        k_norm=norm(config.head_dim) if config.qk_norm and attends else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+        attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,
         experts=experts,
+        state=_state_of(config.hidden, config.state, matrix, norm) if part.state and config.state else None,
+    )
+
+
+def _state_of(
+    hidden: int, layer: StateLayer, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]
+) -> StateWeights:
+    shape, taps = layer.shape, layer.kernel
+    kernel, by_head = norm(shape.channels * taps), not isinstance(layer, ShortConv)
+    return StateWeights(
+        inputs=tuple(matrix(rows, hidden) for rows in layer.input_rows),
+        conv=Tensor(kernel.format, (shape.channels, taps), kernel.data.reshape(shape.channels, taps)),
+        output=matrix(hidden, layer.inner),
+        decay=norm(shape.heads) if by_head else None,
+        step_bias=norm(shape.heads) if by_head else None,
+        skip=norm(shape.heads) if isinstance(layer, Mamba2) else None,
+        norm=norm(layer.value_dim if isinstance(layer, GatedDelta) else layer.inner) if by_head else None,
     )
 
 

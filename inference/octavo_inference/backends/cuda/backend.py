@@ -36,12 +36,12 @@ from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
+from octavo_inference.backends.cuda.state_pool import DeviceStates, StateTransfer
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
 from octavo_inference.config.engine import KvDtype
-from octavo_inference.core.backend import WithoutStates
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
@@ -62,6 +62,12 @@ _FEATURES = frozenset(
         "the activation gelu",
         "the activation relu",
         "the activation relu2",
+        "Mamba-2 layers",
+        "gated delta layers",
+        "short convolutions",
+        "layers without attention or MLP",
+        "attention beside a state layer",
+        "gated attention",
     }
 )
 _NO_IDS = np.empty(0, np.int32)
@@ -111,7 +117,7 @@ class GuidedCudaStep:
         return self.sampled.collect()
 
 
-class CudaBackend(WithoutStates):
+class CudaBackend:
     """`Backend` on one GPU. All its memory is allocated at creation.
 
     `graphs` holds the CUDA graphs of steps; None where every step is launched kernel by kernel.
@@ -131,6 +137,7 @@ class CudaBackend(WithoutStates):
         self.name = f"cuda ({device.name}{kind})"
         self.block_size = decoder.context.limits.block_size
         self.num_blocks = decoder.context.pool.data.shape[1]
+        self.state_slots = decoder.context.states.data.shape[1]
         self.vocab_size = decoder.context.config.vocab
         self.hidden_size = decoder.context.config.hidden
         self.steps_ahead = 1
@@ -149,6 +156,7 @@ class CudaBackend(WithoutStates):
             decoder.context.limits.shares(decoder.context.config.kv_heads),
         )
         self._transfer = Transfer(decoder.context.pool)
+        self._state_transfer = StateTransfer(decoder.context.states)
         self._lists = LaunchLists(self._list)
         self.graphs: Graphs | None = None
         if capture is not None:
@@ -170,6 +178,7 @@ class CudaBackend(WithoutStates):
         max_batched_tokens: int,
         max_running: int,
         max_model_len: int,
+        state_slots: int = 0,
         dtype: torch.dtype,
         kv_dtype: KvDtype = "auto",
         quantization: Quantization = "auto",
@@ -181,7 +190,8 @@ class CudaBackend(WithoutStates):
         """Load the weights onto the device and allocate all other device memory.
 
         In a `group` of several ranks, config and weights are the rank's shard, and every step waits for the other
-        ranks. `capture` records graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
+        ranks. `state_slots` of a model with state layers: one for each row, then those of snapshots. `capture` records
+        graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
         their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
@@ -215,7 +225,7 @@ class CudaBackend(WithoutStates):
             config,
             tiles,
             allocate_pool(
-                layers=config.layers,
+                layers=config.attention_layers,
                 num_blocks=num_blocks,
                 kv_heads=config.kv_heads,
                 block_size=block_size,
@@ -227,6 +237,7 @@ class CudaBackend(WithoutStates):
             buffers,
             rows.table,
             limits,
+            DeviceStates.allocate(config, slots=max(state_slots, max_running), device=device.torch),
             group,
         )
         decoder = Decoder(context, loaded)
@@ -242,6 +253,9 @@ class CudaBackend(WithoutStates):
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
+        if self.state_slots > 1:
+            self.copy_states([(0, 1)])
+            self.states_from_host(self.states_to_host([0]), [0])
         self._decoder.context.buffers.expert_tokens.zero_()
         if self.graphs is not None:
             with self._watched():
@@ -344,6 +358,21 @@ class CudaBackend(WithoutStates):
         """Copy rows returned by `to_host` into as many blocks."""
         with self._watched():
             self._transfer.from_host(saved, blocks)
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers."""
+        with self._watched():
+            copy_blocks(self._decoder.context.states.data, self._on_device(pairs))
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots to the host: [slot, layers, elements]."""
+        with self._watched():
+            return self._state_transfer.to_host(slots)
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        with self._watched():
+            self._state_transfer.from_host(saved, slots)
 
     def _compute(self, inputs: Inputs) -> None:
         """Run forward and sampling: the work that a graph records."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.device_weights import DeviceLayer, DeviceMlp, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import DeviceExperts, DeviceLayer, DeviceMlp, DeviceWeights
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
@@ -15,6 +18,16 @@ from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
 from octavo_inference.backends.cuda.layers.experts import mixture
 from octavo_inference.backends.cuda.layers.mlp import mlp
+from octavo_inference.backends.cuda.layers.state import state_layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a layer, with the norm of its inputs and that of its output; `run(x, inputs)` computes it."""
+
+    norm: Torch
+    output_norm: Torch | None
+    run: Callable[[Torch, Inputs], Torch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +54,10 @@ class Decoder:
             buffers.slots[:count],
         )
         weights.embedding(tokens, residual, scale=config.embedding_scale)
-        rms_norm(residual, weights.layers[0].input_norm, config.norm_eps, normed)
-        for number, layer in enumerate(weights.layers):
-            mixed = self._mixer(number, layer, normed, inputs)
-            self._add(residual, mixed, layer.attention_output_norm, layer.post_norm, normed)
-            fed = self._feed_forward(number, layer, normed)
-            following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
-            self._add(residual, fed, layer.mlp_output_norm, following, normed)
+        parts = list(self._parts())
+        rms_norm(residual, parts[0].norm, config.norm_eps, normed)
+        for part, following in zip(parts, [*(part.norm for part in parts[1:]), weights.final_norm], strict=True):
+            self._add(residual, part.run(normed, inputs), part.output_norm, following, normed)
         torch.index_select(normed, 0, inputs.query, out=buffers.sampled[: len(inputs.query)])
         return self._logits(len(inputs.query))
 
@@ -70,11 +80,27 @@ class Decoder:
         """
         return self.context.buffers.normed[:count]
 
-    def _mixer(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
-        return self._sum(attention(self.context, number, layer.mixer, x, inputs))
+    def _parts(self) -> Iterator[_Part]:
+        """The parts of all layers, in order."""
+        for number, layer in enumerate(self.weights.layers):
+            if layer.input_norm is not None and (layer.mixer is not None or layer.state is not None):
+                yield _Part(layer.input_norm, layer.attention_output_norm, partial(self._mixers, number, layer))
+            if layer.post_norm is not None and layer.feed_forward is not None:
+                fed = partial(self._feed_forward, number, layer.feed_forward)
+                yield _Part(layer.post_norm, layer.mlp_output_norm, fed)
 
-    def _feed_forward(self, number: int, layer: DeviceLayer, x: Torch) -> Torch:
-        context, weights = self.context, layer.feed_forward
+    def _mixers(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
+        """The sum of the outputs of a layer's mixers."""
+        context, buffers = self.context, self.context.buffers
+        mixed = None if layer.mixer is None else attention(context, number, layer.mixer, x, inputs)
+        if layer.state is not None and context.config.state is not None:
+            out = (buffers.projected if mixed is None else buffers.state_projected)[: len(x)]
+            state_layer(context, number, context.config.state, layer.state, x, inputs, out)
+            mixed = out if mixed is None else mixed.add_(out)
+        return self._sum(cast("Torch", mixed))
+
+    def _feed_forward(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, _inputs: Inputs) -> Torch:
+        context = self.context
         if isinstance(weights, DeviceMlp):
             return self._sum(mlp(context, weights, x))
         if context.config.experts is None:

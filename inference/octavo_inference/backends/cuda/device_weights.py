@@ -13,7 +13,10 @@ from octavo_inference.backends.cuda.linear import Embedding, Linear
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttention:
-    """Attention: `qkv` stacks the rows of q, k and v. Norms and `sinks` [heads] are float32."""
+    """Attention: `qkv` stacks the rows of q, k, v, and of the gate of the outputs if it has one.
+
+    Norms and `sinks` [heads] are float32.
+    """
 
     qkv: Linear
     o: Linear
@@ -49,13 +52,34 @@ class DeviceExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceLayer:
-    """A layer: a mixer and a feed-forward part, with the norms around them in float32."""
+class DeviceState:
+    """A state layer: `inputs` stacks the rows of all its inputs. The others are float32.
 
-    mixer: DeviceAttention
-    feed_forward: DeviceMlp | DeviceExperts
-    input_norm: Torch
-    post_norm: Torch
+    `conv` [kernel, channels], the oldest token's first; `rate` [heads] is -exp(A_log).
+    """
+
+    inputs: Linear
+    output: Linear
+    conv: Torch
+    conv_bias: Torch | None
+    rate: Torch | None
+    step_bias: Torch | None
+    skip: Torch | None
+    norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """A layer: mixers, whose outputs are added, and a feed-forward part, with the norms before them in float32.
+
+    A layer has at least one of them, and a norm before each kind that it has.
+    """
+
+    mixer: DeviceAttention | None
+    state: DeviceState | None
+    feed_forward: DeviceMlp | DeviceExperts | None
+    input_norm: Torch | None
+    post_norm: Torch | None
     attention_output_norm: Torch | None
     mlp_output_norm: Torch | None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
+from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.backends.cuda.widths import widest_mlp
@@ -18,6 +18,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import GatedDelta
 from octavo_inference.models.shard import shard, vocab_share
 from octavo_inference.models.weights import Weights
 from octavo_protocol.model import GpuReport, GpuShare
@@ -60,7 +61,7 @@ def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
 
 def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     attended = config.heads * config.head_dim
-    qkv = attended + 2 * config.kv_heads * config.head_dim
+    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
     shares = max(1, 3 * _PROCESSORS // config.kv_heads)
     parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
     inner, mixed = widest_mlp(config), _experts(config)
@@ -71,14 +72,28 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         kv_elements_per_token=config.kv_bytes_per_token(1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=16 + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
-        token_elements=2 * config.hidden + qkv + 2 * attended + 3 * inner + mixed.token_elements,
-        widest=max(config.hidden, attended, inner),
+        token_elements=2 * config.hidden
+        + qkv
+        + 2 * attended
+        + 3 * inner
+        + mixed.token_elements
+        + _state_elements(config),
+        widest=max(config.hidden, attended, inner, 0 if config.state is None else config.state.inner),
         row=_row(config, ranks),
         fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES + mixed.fixed,
         # Where the GPU's tensor cores multiply fp8.
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
     )
+
+
+def _state_elements(config: ModelConfig) -> int:
+    """Elements of a token in the buffers of state layers."""
+    layer = config.state
+    if layer is None:
+        return 0
+    solved = CHUNK * layer.value_heads if isinstance(layer, GatedDelta) else 0
+    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved + config.hidden
 
 
 @dataclass(frozen=True, slots=True)

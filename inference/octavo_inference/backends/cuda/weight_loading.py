@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor as Torch
 
@@ -14,6 +15,7 @@ from octavo_inference.backends.cuda.device_weights import (
     DeviceExperts,
     DeviceLayer,
     DeviceMlp,
+    DeviceState,
     DeviceWeights,
 )
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
@@ -26,7 +28,14 @@ from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.backends.cuda.weight_sender import Progress, Sender
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import ExpertWeights, LayerWeights, Weights, required
+from octavo_inference.models.weights import (
+    ExpertWeights,
+    LayerWeights,
+    StateWeights,
+    Weights,
+    dequantize,
+    required,
+)
 
 NO_FP8 = Fp8Products()
 
@@ -119,23 +128,27 @@ def _layer(
     linear: Callable[[Sequence[Part]], Linear],
 ) -> DeviceLayer:
     """Send a layer; `linear` sends the matrices of a product."""
-    mixer = DeviceAttention(
-        linear(parts["qkv"]),
-        linear(parts["o"]),
-        sender.given_norm(weights.q_norm),
-        sender.given_norm(weights.k_norm),
-        sender.given_norm(weights.sinks),
-    )
-    fed: DeviceMlp | DeviceExperts
-    if weights.experts is None:
-        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]))
-    else:
+    mixer = None
+    if "qkv" in parts:
+        mixer = DeviceAttention(
+            linear(parts["qkv"]),
+            linear(parts["o"]),
+            sender.given_norm(weights.q_norm),
+            sender.given_norm(weights.k_norm),
+            sender.given_norm(weights.sinks),
+        )
+    state = None if weights.state is None else _state(weights.state, parts, sender, linear)
+    fed: DeviceMlp | DeviceExperts | None = None
+    if weights.experts is not None:
         fed = _experts(weights.experts, parts, sender, linear)
+    elif "down" in parts:
+        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]))
     return DeviceLayer(
         mixer,
+        state,
         fed,
-        sender.norm(required(weights.input_norm)),
-        sender.norm(required(weights.post_norm)),
+        sender.given_norm(weights.input_norm),
+        sender.given_norm(weights.post_norm),
         sender.given_norm(weights.attention_output_norm),
         sender.given_norm(weights.mlp_output_norm),
     )
@@ -160,6 +173,24 @@ def _experts(
         sender.matrix(down),
         sender.bias(down),
         shared,
+    )
+
+
+def _state(
+    weights: StateWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceState:
+    return DeviceState(
+        linear(parts["state.inputs"]),
+        linear(parts["state.output"]),
+        sender.vector(dequantize(weights.conv).T),
+        sender.given_norm(weights.conv_bias),
+        None if weights.decay is None else sender.vector(-np.exp(dequantize(weights.decay))),
+        sender.given_norm(weights.step_bias),
+        sender.given_norm(weights.skip),
+        sender.given_norm(weights.norm),
     )
 
 

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.plan_parts import Part, parts_of
+from octavo_inference.backends.cuda.state_plan import state_parts, state_vectors
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
-_ATTENTION = {"qkv": ("q", "k", "v"), "o": ("o",)}
+_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), "o": ("o",)}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm", "sinks")
 
@@ -55,24 +56,32 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         return part
 
     def fused(layer: LayerWeights, groups: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
+        present = {
+            group: [name for name in names if getattr(layer, name) is not None] for group, names in groups.items()
+        }
         return {
             group: parts_of(
                 [getattr(layer, name) for name in names],
-                [getattr(layer, f"{name}_bias") for name in names],
+                [getattr(layer, f"{name}_bias", None) for name in names],
                 dense,
                 quantization,
             )
-            for group, names in groups.items()
+            for group, names in present.items()
+            if names
         }
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
         experts = layer.experts
+        mixers = fused(layer, _ATTENTION)
+        if layer.state is not None:
+            mixers |= state_parts(layer.state, dense, quantization)
         if experts is not None:
-            return fused(layer, _ATTENTION) | expert_parts(experts, dense, quantization)
-        return fused(layer, _ATTENTION) | fused(layer, _GATED if config.gated else _NOT_GATED)
+            return mixers | expert_parts(experts, dense, quantization)
+        return mixers | fused(layer, _GATED if config.gated else _NOT_GATED)
 
     vectors = [getattr(layer, name) for layer in layers for name in _VECTORS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
+    added += [vector for layer in layers if layer.state is not None for vector in state_vectors(layer.state)]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),

@@ -81,11 +81,15 @@ class Sender:
 
     def norm(self, tensor: Tensor) -> Torch:
         """Send a vector, as float32."""
-        return self._vector(dequantize(tensor).reshape(-1).copy(), torch.float32)
+        return self.vector(dequantize(tensor).reshape(-1))
 
     def given_norm(self, tensor: Tensor | None) -> Torch | None:
         """Send a vector that a layer may lack."""
         return None if tensor is None else self.norm(tensor)
+
+    def vector(self, values: NDArray[np.float32]) -> Torch:
+        """Send values of any shape, as float32."""
+        return self._vector(values.copy(), torch.float32)
 
     def _vector(self, values: NDArray[np.float32], dtype: torch.dtype) -> Torch:
         result = torch.from_numpy(values).to(self._device, dtype)

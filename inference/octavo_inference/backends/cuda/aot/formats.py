@@ -55,7 +55,7 @@ def zeros(config: ModelConfig, format_: str | None = None) -> Weights:
 
     def layer(number: int) -> LayerWeights:
         fed = experts_of(config, matrix, dense) if config.part(number).feed_forward == "experts" else None
-        return layer_of(config, matrix, norm, fed)
+        return layer_of(config, matrix, norm, fed, number)
 
     embedding = dense(config.vocab, config.hidden)
     return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)

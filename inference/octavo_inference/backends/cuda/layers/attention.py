@@ -8,6 +8,7 @@ from octavo_inference.backends.cuda.device_weights import DeviceAttention
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.attention import attend
 from octavo_inference.backends.cuda.kernels.decode_parts import most_split
+from octavo_inference.backends.cuda.kernels.gated_norm import sigmoid_gate
 from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, partial_views
 from octavo_inference.backends.cuda.layers.context import LayerContext
@@ -17,9 +18,10 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
     """Store K and V of the query tokens x [T, hidden]; return the layer's output, of this rank alone."""
     config, buffers, tokens = context.config, context.buffers, len(x)
     q, attended = buffers.q[:tokens], buffers.attended[:tokens]
-    kv, scales = context.pool.layer(number)
+    kv, scales = context.pool.layer(config.attention_index(number))
+    qkv = weights.qkv(x, buffers.qkv[:tokens])
     rope_store(
-        weights.qkv(x, buffers.qkv[:tokens]),
+        qkv,
         buffers.positions[:tokens],
         buffers.slots[:tokens],
         context.ropes[number],
@@ -58,7 +60,10 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
                 quantized=scales is not None,
             ),
         )
-    return weights.o(attended.view(tokens, -1), buffers.projected[:tokens])
+    mixed = attended.view(tokens, -1)
+    if config.attention_gate:
+        sigmoid_gate(mixed, qkv[:, -mixed.shape[1] :])
+    return weights.o(mixed, buffers.projected[:tokens])
 
 
 def _partial(context: LayerContext, inputs: Inputs) -> Partial | None:

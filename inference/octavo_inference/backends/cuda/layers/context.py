@@ -11,6 +11,7 @@ from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.pool import KvPool
 from octavo_inference.backends.cuda.rows import DeviceRowTable
+from octavo_inference.backends.cuda.state_pool import DeviceStates
 from octavo_inference.models.config import ModelConfig
 
 
@@ -29,4 +30,5 @@ class LayerContext:
     buffers: StepBuffers[Torch]
     table: DeviceRowTable
     limits: StepLimits
+    states: DeviceStates
     group: RankGroup = ALONE

@@ -50,7 +50,7 @@ class LaunchingGpu(NullGpu):
 
 def jobs(parts: int) -> list[tuple[str, ...]]:
     """All jobs, in the order of their use; the cases of `check` in so many parts."""
-    models = tuple(measured_models.MODELS)
+    models = tuple(measured_models.DENSE)
     found: list[tuple[str, ...]] = [("check", str(i), str(parts)) for i in range(parts)]
     found += [("engine", name) for name in checked_models.MODELS]
     found += [("model", name) for name in models] + [("tiles", name) for name in models]

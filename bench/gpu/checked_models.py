@@ -1,4 +1,4 @@
-"""Four shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
+"""Five shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from bench.gpu.measured_models import QWEN3_06B
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, layer_of
+from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, experts_of, layer_of
 
 SMOLLM2 = ModelConfig(
     architecture="llama", layers=4, hidden=576, heads=9, kv_heads=3, head_dim=64, intermediate=1536, vocab=49152,
@@ -26,7 +27,17 @@ GEMMA = replace(
     attention_softcap=50.0, logit_softcap=30.0, activation="gelu_tanh", embedding_scale=1152**0.5, output_norms=True,
     qk_norm="head",
 )  # fmt: skip
-MODELS = {"SmolLM2-135M": SMOLLM2, "Qwen3-0.6B": QWEN3, "Qwen2.5-0.5B": QWEN2, "Gemma-like": GEMMA}
+MIXTURE = replace(
+    QWEN3, architecture="qwen3_moe", experts=Experts(count=32, chosen=4, intermediate=512),
+    parts=(LayerParts(), LayerParts(feed_forward="experts")),
+)  # fmt: skip
+MODELS = {
+    "SmolLM2-135M": SMOLLM2,
+    "Qwen3-0.6B": QWEN3,
+    "Qwen2.5-0.5B": QWEN2,
+    "Gemma-like": GEMMA,
+    "Qwen3-MoE-like": MIXTURE,
+}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
@@ -37,6 +48,7 @@ def tiny(config: ModelConfig) -> ModelConfig:
         config, layers=2, hidden=48, heads=heads[0], kv_heads=heads[1], head_dim=16, intermediate=80, vocab=211,
         max_positions=128, windows=windows, query_scale=config.query_scale and 16**-0.5,
         embedding_scale=48**0.5 if config.embedding_scale != 1.0 else 1.0,
+        experts=config.experts and replace(config.experts, count=6, chosen=2, intermediate=32),
     )  # fmt: skip
 
 
@@ -51,8 +63,9 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), 1 + 0.1 * rng.standard_normal(size, dtype=np.float32))
 
-    def layer() -> LayerWeights:
-        made = layer_of(config, matrix, norm)
+    def layer(number: int) -> LayerWeights:
+        mixed = config.part(number).feed_forward == "experts"
+        made = layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
         if not config.qkv_bias:
             return made
         biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
@@ -62,4 +75,4 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
         return Tensor("f32", (size,), 0.1 * rng.standard_normal(size, dtype=np.float32))
 
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, tuple(layer() for _ in range(config.layers)), norm(config.hidden), embedding)
+    return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)

@@ -19,7 +19,7 @@ import triton
 from bench.gpu.cases import chosen
 from bench.gpu.compiling import STACK_BOUND, compile_cases, table
 from bench.gpu.experiments.setting import Setting
-from bench.gpu.measured_models import MODELS
+from bench.gpu.measured_models import DENSE, MODELS
 from bench.gpu.null_gpu import SHARED_KIB
 from bench.gpu.report import markdown
 from bench.gpu.roofline import Rates, data_sheet
@@ -45,7 +45,7 @@ def measure(given: argparse.Namespace) -> int:
         sys.exit("torch finds no CUDA GPU: run this on a machine that has one, or with --interpret on the CPU")
     if unknown := sorted(set(given.model) - set(MODELS)):
         sys.exit(f"no model {', '.join(unknown)}; there are {', '.join(MODELS)}")
-    models = tuple(given.model or MODELS)
+    models = tuple(given.model or DENSE)
     if given.tensor_parallel_size > 1 and (len(models) > 1 or given.command not in TOGETHER):
         sys.exit(f"--tensor-parallel-size is for one --model, and for {', '.join(TOGETHER)}")
     card = gpu()

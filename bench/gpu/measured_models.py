@@ -1,4 +1,4 @@
-"""The three models of the speed measurements, with weights that need neither a file nor time to generate."""
+"""The models of the speed measurements, with weights that need neither a file nor time to generate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, TextModel
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Format, Tensor, Weights, bf16_bits, layer_of
+from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.weights import Format, Tensor, Weights, bf16_bits, experts_of, layer_of
 from octavo_inference.tokenizer.assets import TokenizerAssets
 
 Stored = Literal["bf16", "int4"]
@@ -27,7 +28,13 @@ QWEN3_14B = replace(
     max_positions=40_960, rope_theta=1_000_000.0, norm_eps=1e-6, eos_token_ids=(151_645,), qk_norm="head",
 )  # fmt: skip
 QWEN3_06B = replace(QWEN3_14B, layers=28, hidden=1024, heads=16, intermediate=3072, tied_embeddings=True)
-MODELS = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
+QWEN3_30B_A3B = replace(
+    QWEN3_14B, architecture="qwen3_moe", layers=48, hidden=2048, heads=32, kv_heads=4, intermediate=6144,
+    experts=Experts(count=128, chosen=8, intermediate=768), parts=(LayerParts(feed_forward="experts"),) * 48,
+)  # fmt: skip
+DENSE = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
+"""What is measured unless models are named."""
+MODELS = DENSE | {"qwen3-30b-a3b": QWEN3_30B_A3B}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
@@ -35,7 +42,8 @@ def tiny(config: ModelConfig) -> ModelConfig:
     kv_heads = 1 if config.tied_embeddings else 2
     return replace(
         config, layers=1, hidden=64, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, intermediate=96, vocab=128,
-        max_positions=512, eos_token_ids=(1,),
+        max_positions=512, eos_token_ids=(1,), parts=config.parts[:1],
+        experts=config.experts and replace(config.experts, count=6, chosen=2, intermediate=32),
     )  # fmt: skip
 
 
@@ -45,13 +53,13 @@ def config_of(name: str, *, interpret: bool) -> ModelConfig:
 
 
 def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Rows and columns of a layer's fused matrices, and of the head."""
+    """Rows and columns of a layer's fused matrices, without those of experts, and of the head."""
     heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    mlp = {"gate_up": (2 * config.intermediate, config.hidden), "down": (config.hidden, config.intermediate)}
     return {
         "qkv": (heads, config.hidden),
         "o": (config.hidden, config.heads * config.head_dim),
-        "gate_up": (2 * config.intermediate, config.hidden),
-        "down": (config.hidden, config.intermediate),
+        **(mlp if config.experts is None else {}),
         "head": (config.vocab, config.hidden),
     }
 
@@ -76,7 +84,8 @@ def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
     rng = np.random.default_rng(0)
     matrix = _dense(rng) if stored == "bf16" else _blocks("q4_0", rng)
     table = _dense(rng) if stored == "bf16" else _blocks("q8_0", rng)
-    layer = layer_of(config, matrix, _ones)
+    experts = None if config.experts is None else experts_of(config, matrix, _dense(rng))
+    layer = layer_of(config, matrix, _ones, experts)
     embedding = table(config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else table(config.vocab, config.hidden)
     return Weights(embedding, (layer,) * config.layers, _ones(config.hidden), head)

@@ -40,10 +40,24 @@ def data_sheet(card: str) -> Rates | None:
     return next((rates for name, rates in DATA_SHEET.items() if re.match(rf"{re.escape(name)}(?!\w)", card)), None)
 
 
-def layer_parameters(config: ModelConfig) -> int:
-    """Weights of the matrices of all layers."""
+def layer_parameters(config: ModelConfig, *, active: bool = False) -> int:
+    """Weights of the matrices of all layers, or those that a token uses: without the experts that it does not."""
     projections = (2 * config.heads + 2 * config.kv_heads) * config.head_dim * config.hidden
-    return config.layers * (projections + 3 * config.hidden * config.intermediate)
+    experts = config.experts
+    if experts is None:
+        return config.layers * (projections + 3 * config.hidden * config.intermediate)
+    inner = (experts.chosen if active else experts.count) * experts.intermediate + experts.shared
+    return config.layers * (projections + experts.count * config.hidden + 3 * config.hidden * inner)
+
+
+def read_share(config: ModelConfig, tokens: int) -> float:
+    """Share of all weights that a step of so many tokens reads, if every expert is as likely as every other one."""
+    experts = config.experts
+    if experts is None:
+        return 1.0
+    unused = (1 - experts.chosen / experts.count) ** tokens
+    of_experts = config.layers * 3 * config.hidden * experts.count * experts.intermediate
+    return 1 - unused * of_experts / parameters(config)
 
 
 def parameters(config: ModelConfig) -> int:
@@ -58,20 +72,24 @@ def load_ceiling(
 
     The number of steps is the longest output. Each step reads all weights, and each output token all K and V before it.
     Prompts are two operations for each weight and token. Weights are counted whole, even an embedding of which a step
-    reads a few rows.
+    reads a few rows, and all experts.
     """
     keys = sum(given * out + out * (out - 1) // 2 for given, out in zip(prompts, outputs, strict=True))
     read = keys * config.kv_bytes_per_token(2) + max(outputs) * parameters(config) * weight_bytes
-    return sum(outputs) / (read / rates.bandwidth + 2 * parameters(config) * sum(prompts) / rates.bf16)
+    used = parameters(config) - layer_parameters(config) + layer_parameters(config, active=True)
+    return sum(outputs) / (read / rates.bandwidth + 2 * used * sum(prompts) / rates.bf16)
 
 
 def decode_bytes(config: ModelConfig, weights: int, batch: int, context: int, kv_element: float) -> float:
-    """Bytes that a step of `batch` sequences of `context` tokens must read: `weights` bytes once, K and V of all."""
-    return weights + batch * context * config.kv_bytes_per_token(1) * kv_element
+    """Bytes that a step of `batch` sequences of `context` tokens must read: `weights` bytes once, K and V of all.
+
+    Of experts, those that the sequences are expected to choose.
+    """
+    return weights * read_share(config, batch) + batch * context * config.kv_bytes_per_token(1) * kv_element
 
 
 def prefill_operations(config: ModelConfig, tokens: int) -> int:
     """Operations of one prompt: products with all layers' weights, causal attention, and one row of the head."""
     pairs = tokens * (tokens + 1) // 2
     attention = 4 * config.layers * config.heads * config.head_dim * pairs
-    return 2 * layer_parameters(config) * tokens + attention + 2 * config.vocab * config.hidden
+    return 2 * layer_parameters(config, active=True) * tokens + attention + 2 * config.vocab * config.hidden

@@ -242,6 +242,24 @@ class EngineSettings:
             ),
         ),
     ] = None
+    state_snapshots: Annotated[
+        int | None,
+        Knob(
+            "states that the prefix cache keeps, of models with state layers (Mamba-2, gated delta nets)",
+            unset="what a quarter of the KV memory holds that running sequences leave, at most 4 for each of them",
+            unit="states",
+            metavar="N",
+            low=0,
+            high=65536,
+            api=ApiField(
+                "kv.stateSnapshots",
+                "stateSnapshots is the number of states of sequences that are kept for later requests with the same "
+                "prefix. It applies to models with state layers, whose prefixes can only be continued from such a "
+                "state. The states are part of the KV cache pool. Must be between 0 and 65536. Defaults to a quarter "
+                "of the pool without the states of running sequences, and at most 4 for each of these.",
+            ),
+        ),
+    ] = None
     block_size: Annotated[
         int | None,
         Knob(

@@ -111,6 +111,12 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens computed again after preemption."""
     deferred: int = 0
     """Those of the waiting sequences that wait for a sibling to compute their common prompt, not for capacity."""
+    state_slots: int = 0
+    """Slots for states of running sequences and for snapshots; 0 for models without state layers."""
+    state_slots_used: int = 0
+    """Slots of running sequences, and of snapshots that the prefix cache can find."""
+    state_snapshots: int = 0
+    """Those of `state_slots_used` with a snapshot."""
     pooled_requests: int = 0
     """Those of `requests` that ask for an embedding: they generate no token."""
     steps: StepSums = msgspec.field(default_factory=StepSums)

@@ -10,12 +10,15 @@ from tests.support.native import needs_native
 
 from octavo_inference.backends.cpu.native import library
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.config.engine import EngineSettings
+from octavo_inference.config.engine import GPU_PROFILES, KV_MEMORY_PERCENT, PROFILES, EngineSettings
+from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.factory import load_engine
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
-from octavo_protocol.model import ModelReport
+from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.gpu_memory import GpuEstimate, estimate_of
+from octavo_operator.observe.memory_estimate import PROCESSES, Estimate, estimate, refusal
+from octavo_protocol.model import GpuReport, GpuShare, ModelReport
 
 Json = dict[str, Any]
 Make = Callable[..., LLMDeployment]
@@ -85,3 +88,69 @@ def test_a_pool_too_small_for_one_sequence_is_refused_as_the_engine_would(
     assert "lower spec.engine.maxModelLen to 2912" in message
     with pytest.raises(SettingsError, match="does not fit kv_memory"):
         load_engine(EngineSettings("smollm2", threads=1, kv_memory=64 << 20, max_model_len=4096))
+
+
+HYBRID = ModelReport(
+    architecture="granitehybrid",
+    weights={"auto": 1 << 30},
+    kv_elements_per_token=4096,
+    max_length=4096,
+    token_bytes=1000,
+    row_bytes=1000,
+    state_bytes=9 << 20,
+    gpu=GpuReport(
+        head_dim=64,
+        row_elements=512,
+        position=256,
+        shares=(
+            GpuShare(
+                ranks=1,
+                weights={"auto": 1 << 30},
+                kv_elements_per_token=4096,
+                token=1000,
+                token_elements=1000,
+                widest=1000,
+                row=1000,
+                fixed=1000,
+            ),
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("running", [{}, {"maxRunningRequests": 8}])
+@pytest.mark.parametrize("caching", [{}, {"prefixCaching": False}])
+@pytest.mark.parametrize(
+    "kv",
+    [{}, {"memory": "1Gi"}, {"memory": "512Mi", "stateSnapshots": 5}, {"stateSnapshots": 0}, {"memoryPercent": 60}],
+)
+@pytest.mark.parametrize("gpu", [False, True])
+def test_blocks_and_states_are_divided_as_in_the_engine(
+    kv: Json, caching: Json, running: Json, make_owner: Make, *, gpu: bool
+) -> None:
+    owner = make_owner({"engine": {"kv": kv, "scheduler": running, **caching}})
+    settings = owner.spec.engine.settings
+    expected: Estimate | GpuEstimate | None
+    if gpu:
+        if settings.kv_memory_percent:
+            return
+        expected = estimate_of(settings, HYBRID, Card("a GPU", 24 << 30, 1))
+        room, profiles = 0 if expected is None else expected.room, GPU_PROFILES
+    else:
+        expected = estimate(owner.spec, "8Gi", HYBRID)
+        percent = settings.kv_memory_percent or KV_MEMORY_PERCENT
+        room, profiles = ((8 << 30) - PROCESSES) * percent // 100, PROFILES
+    assert expected is not None
+    taken = fit(
+        settings,
+        profiles[settings.profile],
+        max_positions=HYBRID.max_length,
+        token_bytes=HYBRID.kv_elements_per_token * 2,
+        state_bytes=HYBRID.state_bytes,
+        block_size=16,
+        room=lambda *_: room,
+    )
+    assert expected.kv == taken.kv_memory
+    assert expected.states == taken.state_slots * taken.state_bytes
+    assert expected.kv_tokens == taken.num_blocks * taken.block_size
+    assert expected.length == taken.max_model_len

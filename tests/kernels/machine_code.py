@@ -22,6 +22,7 @@ os.environ.setdefault(
 )
 
 from bench.gpu.cases.attention import DECODE, FEW, PREFILL, Attention
+from bench.gpu.cases.experts import GPT_OSS, QWEN3_30B, Products
 from bench.gpu.cases.linear import SIZES, Product
 from bench.gpu.compiling import META
 from bench.gpu.null_gpu import TOOLS, NullGpu
@@ -41,6 +42,10 @@ CASES = {
     "gemv fp4": Product("fp4 nvfp4", 1, *SIZES["qkv"]),
     "linear fp4": Product("fp4 nvfp4", 64, *SIZES["qkv"]),
     "gemv int4": Product("int4 q4_k", 1, *SIZES["gate_up"]),
+    "expert gemv fp8": Products("fp8", QWEN3_30B, 1),
+    "expert linear fp8": Products("fp8", QWEN3_30B, 64),
+    "expert gemv fp4": Products("fp4 mxfp4", GPT_OSS, 1),
+    "expert prompt": Products("dense", QWEN3_30B, 2048),
 }
 
 

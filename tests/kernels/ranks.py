@@ -27,6 +27,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 from tests.kernels.interpreter import hasten
+from tests.kernels.mixtures import mixture_model
 from tests.kernels.stored import stored, vector
 from tests.kernels.test_engine import (
     BLOCK,
@@ -83,6 +84,8 @@ MODELS: dict[str, Callable[[], Model]] = {
     "everything": with_everything,
     "untied": untied,
     "quantised": quantised,
+    "experts": lambda: mixture_model("not normalized, a gated shared MLP"),
+    "clamped experts": lambda: mixture_model("clamped, with biases"),
 }
 
 

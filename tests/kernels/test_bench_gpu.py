@@ -21,7 +21,7 @@ from bench.gpu.check_engine import Load, compare
 from bench.gpu.commands import measure
 from bench.gpu.experiments import peer, start, timeline
 from bench.gpu.experiments.setting import Setting
-from bench.gpu.measured_models import LLAMA_8B, MODELS, random_weights, tiny
+from bench.gpu.measured_models import LLAMA_8B, MODELS, QWEN3_30B_A3B, random_weights, tiny
 from bench.gpu.profiler import Step, Times, device_spans, host_times, idle_share, many_host_times, summary
 from bench.gpu.report import GOALS, markdown
 from bench.gpu.roofline import (
@@ -29,9 +29,11 @@ from bench.gpu.roofline import (
     PUBLISHED,
     data_sheet,
     decode_bytes,
+    layer_parameters,
     load_ceiling,
     parameters,
     prefill_operations,
+    read_share,
 )
 from bench.gpu.serving import nano_vllm
 from bench.gpu.timing import Wall
@@ -62,10 +64,19 @@ def test_ceilings_are_the_published_ones(model: str, published: int) -> None:
 
 
 def test_sizes_are_those_of_the_models() -> None:
-    assert [round(parameters(config) / 1e9, 2) for config in MODELS.values()] == [0.6, 8.03, 14.77]
+    assert [round(parameters(config) / 1e9, 2) for config in MODELS.values()] == [0.6, 8.03, 14.77, 30.53]
     # 8.03 billion weights in bfloat16 and 128 KiB of K and V a token.
     assert decode_bytes(LLAMA_8B, 0, 2, 1024, 2.0) == 2 * 1024 * 128 * 1024
     assert prefill_operations(LLAMA_8B, 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.05)
+
+
+def test_a_step_reads_the_experts_that_its_sequences_choose() -> None:
+    assert round(layer_parameters(QWEN3_30B_A3B, active=True) / 1e9, 2) == 2.73
+    # One token: what it uses, of 30.53 billion weights, with embedding and head.
+    unused = layer_parameters(QWEN3_30B_A3B) - layer_parameters(QWEN3_30B_A3B, active=True)
+    assert read_share(QWEN3_30B_A3B, 1) == pytest.approx(1 - unused / parameters(QWEN3_30B_A3B))
+    assert 0.99 < read_share(QWEN3_30B_A3B, 128) < 1
+    assert read_share(LLAMA_8B, 1) == 1
 
 
 def test_a_card_is_known_by_the_longest_name() -> None:

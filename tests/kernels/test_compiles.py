@@ -109,11 +109,12 @@ def test_products_use_the_tensor_cores_of_the_card(machine_code: MachineCode, ca
     def used(case: str, kernel: str = "_attend") -> set[str]:
         return {"HMMA", "HGMMA"} & set(machine_code[case, kernel]["instructions"])
 
-    assert used("decode") == used("split") == {"HMMA"}
+    experts = used("expert prompt", "_expert_linear")
+    assert used("decode") == used("split") == used("expert linear fp8", "_expert_linear") == {"HMMA"}
     if capability == 90:
-        assert used("prompt") == used("prompt of 128 rows") == {"HGMMA"}
+        assert used("prompt") == used("prompt of 128 rows") == experts == {"HGMMA"}
     elif capability < 90:
-        assert used("prompt") == used("prompt of 128 rows") == {"HMMA"}
+        assert used("prompt") == used("prompt of 128 rows") == experts == {"HMMA"}
 
 
 @pytest.mark.timeout(1800)
@@ -125,6 +126,9 @@ def test_products_use_the_tensor_cores_of_the_card(machine_code: MachineCode, ca
         ("gemv fp4", "_gemv"),
         ("linear fp4", "_linear"),
         ("gemv int4", "_gemv"),
+        ("expert gemv fp8", "_expert_gemv"),
+        ("expert linear fp8", "_expert_linear"),
+        ("expert gemv fp4", "_expert_gemv"),
     ],
 )
 def test_denormals_are_kept_where_weights_are_decoded_by_shifts(

@@ -191,7 +191,7 @@ def test_changes_are_made_in_order_whatever_their_size(given_: list[tuple[str, i
     expected = {name: getattr(rows.table, name).numpy().copy() for name in ("tokens", "blocks", "sampling")}
     changes = []
     for number, (name, row, column, length) in enumerate(given_):
-        target = expected[name][row, column : column + length]
+        target = expected[name][row].reshape(-1)[column : column + length]
         target[:] = np.arange(len(target)) + 10_000 * (number + 1)
         changes.append(RowChange(name, row, column, target.copy()))  # type: ignore[arg-type]  # one of the three
     rows.apply(changes)

@@ -26,8 +26,9 @@ from octavo_inference.model_loader import LoadedModel, TextModel, load_model
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.layer_groups import pool_layout
+from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.shard import shard
-from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, layer_of
+from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, experts_of, layer_of
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import LEAST_MAJOR, Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate, graph_count
@@ -47,6 +48,14 @@ GEMMA = dataclasses.replace(
     vocab=262_144, max_positions=32_768, tied_embeddings=True, local_rope_theta=10_000.0, windows=(512, None) * 13,
     output_norms=True, qk_norm="head",
 )  # fmt: skip
+MOE = dataclasses.replace(
+    LLAMA_8B, layers=48, hidden=2048, kv_heads=4, intermediate=6144, vocab=151_936, qk_norm="head",
+    experts=Experts(count=128, chosen=8, intermediate=768), parts=(LayerParts(feed_forward="experts"),) * 48,
+)  # fmt: skip
+FEW_EXPERTS = dataclasses.replace(
+    LLAMA_8B, layers=4, experts=Experts(count=8, chosen=2, intermediate=14_336, shared=1024),
+    parts=(LayerParts(), *(LayerParts(feed_forward="experts"),) * 3),
+)  # fmt: skip
 PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
 
 
@@ -62,7 +71,11 @@ def weights_of(config: ModelConfig, stored: Format) -> Weights:
     def norm(count: int) -> Tensor:
         return Tensor("f32", (count,), np.empty(count, np.float32))
 
-    layers = tuple(layer_of(config, matrix, norm) for _ in range(config.layers))
+    def layer(number: int) -> LayerWeights:
+        mixed = config.part(number).feed_forward == "experts"
+        return layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None)
+
+    layers = tuple(map(layer, range(config.layers)))
     embedding = matrix(config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else matrix(config.vocab, config.hidden)
     return Weights(embedding, layers, norm(config.hidden), head)
@@ -153,6 +166,10 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (LLAMA_8B, "act-order", 1, {}),
         (LLAMA_8B, "act-order", 1, {"dtype": "bfloat16"}),
         (LLAMA_8B, "fp8 blocks", 1, {"profile": "throughput"}),
+        (MOE, "bf16", 1, {}),
+        (MOE, "q4_k", 1, {"profile": "throughput"}),
+        (FEW_EXPERTS, "bf16", 4, {"profile": "throughput", "quantization": "fp8"}),
+        (FEW_EXPERTS, "bf16", 1, {"profile": "latency", "maxModelLen": 5000}),
         (GEMMA, "bf16", 1, {"kv": {"memory": "4Gi"}}),
         (GEMMA, "bf16", 4, {"scheduler": {"chunkedPrefill": False}, "maxModelLen": 6000}),
     ],

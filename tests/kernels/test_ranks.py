@@ -54,12 +54,18 @@ def ranks(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("size", "names"),
-    [pytest.param(2, ("everything",), marks=pytest.mark.full), (4, ("everything", "untied", "quantised"))],
+    [
+        pytest.param(2, ("everything",), marks=pytest.mark.full),
+        (4, ("everything", "untied", "quantised", "experts", "clamped experts")),
+    ],
     ids=["2", "4"],
 )
 def test_logits_are_those_of_one_process(size: int, names: tuple[str, ...], record: Callable[..., None]) -> None:
-    """Normed and biased, with a head of its own, quantised; 61 words; 2 key-value heads, which 4 ranks have twice."""
-    found = [line.split() for line in ranks("logits", str(size), *names)]
+    """Normed and biased, with a head of its own, quantised; 61 words; 2 key-value heads, which 4 ranks have twice.
+
+    Experts with a shared MLP, and with biases.
+    """
+    found = [line.rsplit(maxsplit=2) for line in ranks("logits", str(size), *names)]
     assert [name for name, _, _ in found] == list(names)
     for name, error, different in found:
         record(f"{size} ranks: logits, {name}", "4/2 heads", "float32", float(error))

@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parents[2]
         pytest.param("fp8 fp8 qwen qwen:4", marks=pytest.mark.full),
         pytest.param("auto nvfp4 llama", marks=pytest.mark.full),
         pytest.param("auto fp8-blocks llama", marks=pytest.mark.full),
+        pytest.param("auto auto granite qwen-next lfm2", marks=pytest.mark.full),
+        pytest.param("auto auto experts", marks=pytest.mark.full),
+        "auto mxfp4 experts",
         "int8 gguf llama",  # all products by our kernels, where dense ones are the library's
     ],
     ids=lambda given: given.replace(" ", "-"),

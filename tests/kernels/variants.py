@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from bench.gpu.checked_models import GEMMA, QWEN3, SMOLLM2, random_weights
+from bench.gpu.checked_models import GEMMA, MIXTURE, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -34,15 +34,21 @@ from octavo_inference.core.model_input import (
     sampling_columns,
 )
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts, GatedDelta, LayerParts, Mamba2, ShortConv
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
 
 ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 259, 2000, 200, 16
+STATE = LayerParts(attention=False, state=True)
 SMALL = {"layers": 2, "vocab": 3000, "intermediate": 640}
 MODELS = {
     "llama": replace(SMOLLM2, **SMALL),
     "qwen": replace(QWEN3, **SMALL),
     "gemma": replace(GEMMA, **SMALL, windows=(64, None)),
+    "granite": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=Mamba2(8, 64, 128, 1, 4)),
+    "qwen-next": replace(QWEN3, **SMALL, parts=(STATE, LayerParts()), state=GatedDelta(2, 4, 128, 128, 4)),
+    "lfm2": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=ShortConv(576, 3)),
+    "experts": replace(MIXTURE, **SMALL, experts=Experts(count=16, chosen=4, intermediate=384)),
 }
 
 
@@ -163,7 +169,8 @@ def quantised(weights: Weights) -> Weights:
 
     matrices = ("q", "k", "v", "o", "gate", "up", "down")
     layers = tuple(
-        replace(layer, **{name: blocks("q4_0", getattr(layer, name)) for name in matrices}) for layer in weights.layers
+        replace(layer, **{name: blocks("q4_0", getattr(layer, name)) for name in matrices if getattr(layer, name)})
+        for layer in weights.layers
     )
     embedding = blocks("q8_0", weights.embedding)
     return replace(weights, embedding=embedding, lm_head=embedding, layers=layers)
@@ -192,6 +199,7 @@ def compiled_late(
         *shard(config, weights, rank=group.rank, size=ranks), group=group,
         device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
+        state_slots=2 * ROWS,
         dtype=torch.bfloat16, kv_dtype=kv_dtype, capture=Launched,
         quantization="fp8" if quantization == "fp8" else "auto",
     )  # fmt: skip
@@ -209,6 +217,10 @@ def compiled_late(
         blocks = rng.permutation(BLOCKS)[:count].tolist()
         backend.from_host(backend.to_host(blocks), blocks)
         backend.copy_blocks([(block, (block + 1) % BLOCKS) for block in blocks])
+        slots = [slot for slot in range(count) if slot < backend.state_slots]
+        if slots:
+            backend.states_from_host(backend.states_to_host(slots), slots)
+            backend.copy_states([(slot, 2 * ROWS - 1 - slot) for slot in slots])
     before = [variant for key, variant in variants.seen.items() if key in known]
     return len(known), [variant.unlike(before) for key, variant in variants.seen.items() if key not in known]
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bench.gpu.cases import attention, elementwise, linear, sampling
+from bench.gpu.cases import attention, elementwise, experts, linear, sampling, state_layers
 from bench.gpu.cases.case import Case
 
 
 def every() -> list[Case]:
     """All cases, by kernel."""
-    return [*elementwise.CASES, *attention.CASES, *linear.CASES, *sampling.CASES]
+    groups = (elementwise, attention, state_layers, linear, experts, sampling)
+    return [case for group in groups for case in group.CASES]
 
 
 def chosen(kernels: Collection[str], *, quick: bool) -> list[Case]:

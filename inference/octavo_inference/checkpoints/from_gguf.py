@@ -10,18 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
-from octavo_inference.checkpoints.gguf_families import FAMILIES, GgufFamily
+from octavo_inference.checkpoints.gguf_families import FAMILIES as PLAIN
+from octavo_inference.checkpoints.gguf_families import GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
+from octavo_inference.checkpoints.gguf_hybrids import HYBRIDS
 from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.checkpoints.gguf_settings import GgufSettings, shortest
+from octavo_inference.checkpoints.gguf_states import state_weights
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.rows import half_split_rows
+from octavo_inference.models.rows import delta_rows, half_split_rows
 from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
 
+FAMILIES = PLAIN | HYBRIDS
 # Weights that are converted at once.
 _PIECE = 1 << 22
 # End-of-turn tokens, for files older than the key eot_token_id.
@@ -49,6 +53,8 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
         return values
 
     hidden, heads = int(settings.number("embedding_length")), settings.widest("attention.head_count")
+    if architecture == "mamba2":  # has no attention
+        heads = 1
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{file.path}: {heads} heads of a hidden size of {hidden}")
     layers, head_dim = settings.layers(), int(settings.number("attention.key_length", hidden // heads))
@@ -139,6 +145,11 @@ class _Tensors:
         """The tensor of a norm, "" if the family has none."""
         return self.family.names.get(field, _NAMES[field])
 
+    def ordered(self, name: str, rows: int, columns: int, order: NDArray[np.int64] | None = None) -> Matrix:
+        """A matrix of which row i is that at order[i]."""
+        source = _tensor(self.file, name, (rows, columns))
+        return stored_matrix(self.file, source, order if self.contents else None)
+
     def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Matrix:
         source = _tensor(self.file, name, (rows, columns))
         # Sorted rows of blocks are a copy, which nothing can be read from without contents.
@@ -187,6 +198,9 @@ class _Layer:
             fields |= self._norm(norm)
         if self._part.attention:
             fields |= self._attention()
+        if self._part.state:
+            tensors = self._tensors
+            fields["state"] = state_weights(tensors.file, self._config, self._prefix, tensors.ordered)
         if self._part.feed_forward == "dense":
             fields |= self._mlp(int(self._part.intermediate or 0))
         elif self._part.feed_forward == "experts":
@@ -201,7 +215,8 @@ class _Layer:
         if not name or (field == "post_norm" and config.shared_norm):
             return {}
         mixes = field in {"input_norm", "attention_output_norm"}
-        if not (self._part.attention if mixes else self._part.feed_forward != "none"):
+        mixers = self._part.attention or self._part.state
+        if not (mixers if mixes else self._part.feed_forward != "none"):
             return {}
         full = self._prefix + name
         return {
@@ -223,7 +238,12 @@ class _Layer:
             if bias is not None:
                 fields |= zip(("q_bias", "k_bias", "v_bias"), bias.split(*widths), strict=True)
         else:
-            for name, width, of in (("q", q_width, heads), ("k", kv_width, kv_heads), ("v", kv_width, 0)):
+            if config.attention_gate:
+                order = delta_rows(heads, dim, dim)
+                whole = tensors.ordered(p + "attn_q.weight", 2 * q_width, hidden, order)
+                fields["q"], fields["attention_gate"] = whole.split(q_width, q_width)
+            queries = [] if config.attention_gate else [("q", q_width, heads)]
+            for name, width, of in (*queries, ("k", kv_width, kv_heads), ("v", kv_width, 0)):
                 fields[name] = tensors.matrix(f"{p}attn_{name}.weight", width, hidden, of)
                 fields[f"{name}_bias"] = tensors.optional(f"{p}attn_{name}.bias", width, of)
         fields["o"] = tensors.matrix(p + "attn_output.weight", hidden, q_width)
@@ -267,18 +287,19 @@ class _Layer:
             raise ModelError(f"{tensors.file.path}: {p}ffn_gate_inp in a model without experts")
         hidden, inner, count = config.hidden, experts.intermediate, experts.count
         fields: dict[str, Any] = {}
-        for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+        sizes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+        kinds = tuple(sizes) if config.gated else ("up", "down")
+        fields["gate"] = ()
+        for name in kinds:
+            rows, columns = sizes[name]
             fields[name] = self._each(name, count, rows, columns)
             bias = f"{p}ffn_{name}_exps.bias"
             if bias in tensors.file.tensors:
                 values = elements(tensors.file, _tensor(tensors.file, bias, (count, rows)))
                 fields[f"{name}_bias"] = Tensor("f32", (count, rows), values.reshape(count, rows))
         if experts.shared:
-            for name, rows, columns in (
-                ("gate", experts.shared, hidden),
-                ("up", experts.shared, hidden),
-                ("down", hidden, experts.shared),
-            ):
+            for name in kinds:
+                rows, columns = (hidden, experts.shared) if name == "down" else (experts.shared, hidden)
                 fields[f"shared_{name}"] = tensors.matrix(f"{p}ffn_{name}_shexp.weight", rows, columns)
         if experts.shared_gate:
             values = elements(tensors.file, _tensor(tensors.file, p + "ffn_gate_inp_shexp.weight"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.hf_experts import expert_weights
-from octavo_inference.checkpoints.hf_families import FAMILIES, HfFamily
+from octavo_inference.checkpoints.hf_families import FAMILIES as PLAIN
+from octavo_inference.checkpoints.hf_families import Factors, HfFamily
+from octavo_inference.checkpoints.hf_hybrids import HYBRIDS
 from octavo_inference.checkpoints.hf_names import names_of_falcon
 from octavo_inference.checkpoints.hf_rope import read_rope
 from octavo_inference.checkpoints.hf_settings import HfSettings
+from octavo_inference.checkpoints.hf_states import state_weights
 from octavo_inference.checkpoints.hf_tensors import HfTensors
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.quantized import quantized_reader
 from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.rows import grouped_rows, half_split_rows
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
+from octavo_inference.models.rows import delta_rows, grouped_rows, half_split_rows, scaled
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, part_tensors
 
 # Defaults of keys that the config of a language model inside a multimodal one may omit.
 _TEXT_DEFAULTS: dict[str, Any] = {
@@ -33,6 +37,7 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "query_pre_attn_scalar": 256,
 }
+FAMILIES = PLAIN | HYBRIDS
 _XIELU_BETA = 0.5  # of the models that there are
 _OPT_OFFSET = 2  # rows of OPT's positions that no token uses
 
@@ -45,10 +50,14 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     if isinstance(data.get("text_config"), dict):
         defaults = _TEXT_DEFAULTS if family.name == "gemma3" else {}
         data = defaults | data | data["text_config"]
+    kinds = data.get("layers_block_type")
+    if isinstance(kinds, list):
+        data.setdefault("num_hidden_layers", len(kinds))
     settings = HfSettings(path, data)
     settings.refuse("use_bidirectional_attention")
     quantized_reader(folder, checkpoint, contents=False)  # refuses unknown methods
-    heads, hidden = int(settings.number("num_attention_heads")), int(settings.number("hidden_size"))
+    # A model of state layers alone has no attention heads.
+    heads, hidden = int(settings.number("num_attention_heads", 1)), int(settings.number("hidden_size"))
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{path}: {heads} heads of a hidden size of {hidden}")
     layers, head_dim = int(settings.number("num_hidden_layers")), int(settings.number("head_dim", hidden // heads))
@@ -103,8 +112,9 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     quantized = quantized_reader(folder, checkpoint, contents=contents, fused=fused)
     tensors = HfTensors(folder, checkpoint, quantized, family.norm_offset, family.transposed, contents)
     prefix, names, hidden = language_prefix(checkpoint, family), family.model, config.hidden
+    factors = {} if family.factors is None else family.factors(HfSettings(path, optional_json(path)))
     layers = tuple(
-        _Layer(tensors, config, family, number, f"{prefix}{names.layers}{number}.").read()
+        _Layer(tensors, config, family, number, f"{prefix}{names.layers}{number}.", factors).read()
         for number in range(config.layers)
     )
     embedding = tensors.table(f"{prefix}{names.embedding}.weight", config.vocab, hidden)
@@ -133,8 +143,17 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
 class _Layer:
     """Reads one layer, whose tensors begin with `prefix`."""
 
-    def __init__(self, tensors: HfTensors, config: ModelConfig, family: HfFamily, number: int, prefix: str) -> None:
+    def __init__(
+        self,
+        tensors: HfTensors,
+        config: ModelConfig,
+        family: HfFamily,
+        number: int,
+        prefix: str,
+        factors: Factors,
+    ) -> None:
         self._tensors, self._config, self._family, self._prefix = tensors, config, family, prefix
+        self._factors = factors
         self._names = family.layer
         if family.name == "falcon" and tensors.has(prefix + "ln_attn"):
             self._names = names_of_falcon(self._names)
@@ -151,11 +170,30 @@ class _Layer:
                 fields[f"{name}_bias"] = self._tensors.optional(self._name(name) + ".bias", self._config.hidden)
         if self._part.attention:
             fields |= self._attention()
+        if self._part.state:
+            fields["state"] = state_weights(self._tensors, self._config, self._prefix + self._family.state)
         if self._part.feed_forward == "dense":
             fields |= self._mlp(int(self._part.intermediate or 0))
         elif self._part.feed_forward == "experts" and self._family.experts is not None:
             fields["experts"] = expert_weights(self._tensors, self._config, self._family.experts, self._prefix)
-        return LayerWeights(**fields)
+        return self._scaled(LayerWeights(**fields))
+
+    def _scaled(self, layer: LayerWeights) -> LayerWeights:
+        """The weights times the family's factors."""
+        contents = self._tensors.contents
+        changed: dict[str, Any] = {}
+        state: dict[str, Any] = {}
+        for name, tensor in part_tensors(layer):
+            if name in self._factors:
+                found = scaled(tensor, self._factors[name], contents=contents)
+                if name == "state.inputs.0":  # the only one
+                    state["inputs"] = (found,)
+                else:
+                    group = state if name.startswith("state.") else changed
+                    group[name.rpartition(".")[2]] = found
+        if layer.state is not None and state:
+            changed["state"] = replace(layer.state, **state)
+        return replace(layer, **changed) if changed else layer
 
     def _name(self, field: str) -> str:
         return self._prefix + self._names[field]
@@ -164,8 +202,11 @@ class _Layer:
         """Whether the layer has a norm: a part that it does not have, has none."""
         if norm not in self._names or (norm == "post_norm" and self._config.shared_norm):
             return False
-        needed = self._part.attention if norm.startswith(("input", "attention")) else self._part.feed_forward != "none"
-        return needed or self._tensors.has(self._name(norm))
+        mixes = self._part.attention or self._part.state
+        needed = mixes if norm.startswith(("input", "attention")) else self._part.feed_forward != "none"
+        # Blocks of one part have one norm, of one name for all kinds.
+        alone = self._names.get("input_norm") == self._names.get("post_norm")
+        return needed or (not alone and self._tensors.has(self._name(norm)))
 
     def _attention(self) -> dict[str, Any]:
         config, tensors, dim = self._config, self._tensors, self._config.head_dim
@@ -180,8 +221,10 @@ class _Layer:
             if bias is not None:
                 fields["q_bias"], fields["k_bias"], fields["v_bias"] = bias.split(q_width, kv_width, kv_width)
         else:
+            if config.attention_gate:
+                fields["q"], fields["attention_gate"] = self._gated_queries(q_width)
             for name, width, order in (
-                ("q", q_width, self._pairs(self._heads)),
+                *([] if config.attention_gate else [("q", q_width, self._pairs(self._heads))]),
                 ("k", kv_width, self._pairs(self._kv_heads)),
                 ("v", kv_width, None),
             ):
@@ -194,6 +237,13 @@ class _Layer:
         if config.sinks:
             fields["sinks"] = tensors.vector(self._prefix + "self_attn.sinks", self._heads)
         return fields
+
+    def _gated_queries(self, width: int) -> tuple[Matrix, Matrix]:
+        """Queries and the gate of attention's output: of each head, both are in one matrix."""
+        order = delta_rows(self._heads, self._config.head_dim, self._config.head_dim)
+        whole = self._tensors.matrix(self._name("q") + ".weight", 2 * width, self._config.hidden, order)
+        queries, gate = whole.split(width, width)
+        return queries, gate
 
     def _head_norm(self, field: str, width: int) -> Tensor | None:
         """The norm of q or k: [head_dim], or as wide as all heads; None where it has no weights (Llama 4)."""

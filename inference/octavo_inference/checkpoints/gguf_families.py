@@ -42,7 +42,7 @@ class GgufFamily:
 
 def _llama(settings: GgufSettings) -> Fields:
     """Mistral's window, Mixtral's experts."""
-    return {"windows": windows(settings), **_experts(settings, normalized=True)}
+    return {"windows": windows(settings), **experts(settings, normalized=True)}
 
 
 def _phi3(settings: GgufSettings) -> Fields:
@@ -67,7 +67,8 @@ def _smollm3(settings: GgufSettings) -> Fields:
     return {"rotated": every_nth(settings, 4), **_qwen2(settings)}
 
 
-def _granite(settings: GgufSettings) -> Fields:
+def granite(settings: GgufSettings) -> Fields:
+    """Granite's multipliers."""
     return {
         "embedding_scale": settings.short("embedding_scale", 1.0),
         "residual_scale": settings.short("residual_scale", 1.0),
@@ -80,8 +81,8 @@ def _granite_moe(settings: GgufSettings) -> Fields:
     inner = settings.count("feed_forward_length")
     shared = settings.count("expert_shared_feed_forward_length", 0, least=0)
     return {
-        **_granite(settings),
-        **_experts(settings, scoring="softmax_of_chosen", intermediate=inner, shared=shared),
+        **granite(settings),
+        **experts(settings, scoring="softmax_of_chosen", intermediate=inner, shared=shared),
     }
 
 
@@ -149,7 +150,7 @@ def _olmo2(settings: GgufSettings) -> Fields:
 
 def _olmoe(settings: GgufSettings) -> Fields:
     inner = settings.count("expert_feed_forward_length", settings.count("feed_forward_length"))
-    return {"qk_norm": "whole", **_experts(settings, normalized=False, intermediate=inner)}
+    return {"qk_norm": "whole", **experts(settings, normalized=False, intermediate=inner)}
 
 
 def _glm4(_: GgufSettings) -> Fields:
@@ -252,11 +253,11 @@ def _deci(settings: GgufSettings) -> Fields:
 def _qwen2_moe(settings: GgufSettings) -> Fields:
     inner = settings.count("feed_forward_length")
     shared = settings.count("expert_shared_feed_forward_length", inner)
-    return {**_qwen2(settings), **_experts(settings, normalized=False, shared=shared, shared_gate=True)}
+    return {**_qwen2(settings), **experts(settings, normalized=False, shared=shared, shared_gate=True)}
 
 
 def _qwen3_moe(settings: GgufSettings) -> Fields:
-    return {**_qwen3(settings), **_experts(settings, normalized=True)}
+    return {**_qwen3(settings), **experts(settings, normalized=True)}
 
 
 def _glm4_moe(settings: GgufSettings) -> Fields:
@@ -270,18 +271,18 @@ def _dots1(settings: GgufSettings) -> Fields:
 
 def _ernie_moe(settings: GgufSettings) -> Fields:
     shared = settings.count("expert_shared_feed_forward_length", 0, least=0)
-    return _experts(settings, normalized=True, shared=shared)
+    return experts(settings, normalized=True, shared=shared)
 
 
 def _minimax_m2(settings: GgufSettings) -> Fields:
-    return {"qk_norm": "whole", **_experts(settings, scoring="sigmoid", normalized=True)}
+    return {"qk_norm": "whole", **experts(settings, scoring="sigmoid", normalized=True)}
 
 
 def _gpt_oss(settings: GgufSettings) -> Fields:
     return {
         "sinks": True,
         "windows": windows(settings, pattern=2),
-        **_experts(settings, scoring="softmax_of_chosen", clamp=7.0),
+        **experts(settings, scoring="softmax_of_chosen", clamp=7.0),
     }
 
 
@@ -295,7 +296,7 @@ def _llama4(settings: GgufSettings) -> Fields:
         "qk_norm": "head" if normed else None,
         "qk_norm_rotated": normed,
         "query_temperature": (8192.0, 0.1),
-        **_experts(settings, scoring="sigmoid", normalized=False, input_scaled=True, shared=inner),
+        **experts(settings, scoring="sigmoid", normalized=False, input_scaled=True, shared=inner),
     }
 
 
@@ -304,7 +305,7 @@ def deepseek_experts(settings: GgufSettings) -> Fields:
     sigmoid = settings.get("expert_gating_func", 1) == _SIGMOID
     inner = settings.count("expert_feed_forward_length")
     groups = settings.count("expert_group_count", 1)
-    return _experts(
+    return experts(
         settings,
         scoring="sigmoid" if sigmoid else "softmax",
         normalized=settings.flag("expert_weights_norm", default=False),
@@ -316,7 +317,7 @@ def deepseek_experts(settings: GgufSettings) -> Fields:
     )
 
 
-def _experts(settings: GgufSettings, **changes: Any) -> Fields:
+def experts(settings: GgufSettings, **changes: Any) -> Fields:
     """`experts` and `parts` of a file with experts: a layer has them if it has their tensors."""
     if not settings.get("expert_count"):
         return {}
@@ -340,7 +341,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "qwen2": GgufFamily(_qwen2),
     "qwen3": GgufFamily(_qwen3),
     "smollm3": GgufFamily(_smollm3, adjacent=True),
-    "granite": GgufFamily(_granite, adjacent=True),
+    "granite": GgufFamily(granite, adjacent=True),
     "phi3": GgufFamily(_phi3, partial=True),
     "gemma": GgufFamily(_gemma),
     "gemma2": GgufFamily(_gemma2, _GEMMA2_NORMS),

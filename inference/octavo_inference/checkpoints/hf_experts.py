@@ -80,19 +80,19 @@ def experts(settings: HfSettings, **changes: Any) -> Experts:
     return Experts(**common | changes)
 
 
-def deepseek_experts(settings: HfSettings) -> Experts:
+def deepseek_experts(settings: HfSettings, **changes: Any) -> Experts:
     """Sigmoid scores with a correction, from the best groups (DeepSeek V3 and those that follow it)."""
     groups = settings.count("n_group", 1)
-    return experts(
-        settings,
-        scoring="sigmoid",
-        normalized=settings.flag("norm_topk_prob", default=True),
-        scale=float(settings.number("routed_scaling_factor", 1.0)),
-        groups=groups,
-        chosen_groups=settings.count("topk_group", groups),
-        group_score="best_two",
-        shared=settings.count("n_shared_experts", 0, least=0) * settings.count("moe_intermediate_size"),
-    )
+    common: dict[str, Any] = {
+        "scoring": "sigmoid",
+        "normalized": settings.flag("norm_topk_prob", default=True),
+        "scale": float(settings.number("routed_scaling_factor", 1.0)),
+        "groups": groups,
+        "chosen_groups": settings.count("topk_group", groups),
+        "group_score": "best_two",
+        "shared": settings.count("n_shared_experts", 0, least=0) * settings.count("moe_intermediate_size"),
+    }
+    return experts(settings, **common | changes)
 
 
 def layer_parts(settings: HfSettings, is_sparse: Callable[[int], bool]) -> tuple[LayerParts, ...]:
@@ -110,7 +110,8 @@ def expert_weights(tensors: HfTensors, config: ModelConfig, names: ExpertNames, 
     assert experts is not None  # noqa: S101 -- a layer of experts in a model without them is a bug of the family's row
     hidden, inner, count = config.hidden, experts.intermediate, experts.count
     biases: dict[str, Any] = {}
-    if names.stacked:
+    gate: tuple[Matrix, ...] = ()
+    if names.stacked or (config.gated and p + names.gate_up in tensors.checkpoint.tensors):
         gate, up, down = tensors.stacked_experts(
             p + names.gate_up,
             p + names.stacked_down,
@@ -120,13 +121,12 @@ def expert_weights(tensors: HfTensors, config: ModelConfig, names: ExpertNames, 
         )
         biases = tensors.stacked_biases(p + names.gate_up, p + names.stacked_down, (count, inner, hidden))
     else:
-        gate, up = (
-            tuple(tensors.matrix(p + name.format(e) + ".weight", inner, hidden) for e in range(count))
-            for name in (names.gate, names.up)
-        )
+        if config.gated:
+            gate = tuple(tensors.matrix(p + names.gate.format(e) + ".weight", inner, hidden) for e in range(count))
+        up = tuple(tensors.matrix(p + names.up.format(e) + ".weight", inner, hidden) for e in range(count))
         down = tuple(tensors.matrix(p + names.down.format(e) + ".weight", hidden, inner) for e in range(count))
     correction = None
-    if names.correction is not None:
+    if names.correction is not None and p + names.correction in tensors.checkpoint.tensors:
         correction = tensors.flat(p + names.correction, count)
     return ExpertWeights(
         router=tensors.table(p + names.router + ".weight", count, hidden),
@@ -145,13 +145,14 @@ def _shared(tensors: HfTensors, config: ModelConfig, names: ExpertNames, p: str)
     if experts is None or not experts.shared:
         return {}
     hidden, inner = config.hidden, experts.shared
-    gate: Matrix
+    gate: Matrix | None
     up: Matrix
     if names.shared_input is not None:
         gate, up = tensors.matrix(p + names.shared_input + ".weight", 2 * inner, hidden).split(inner, inner)
         down = tensors.matrix(p + names.shared.format("output_linear") + ".weight", hidden, inner)
     else:
-        gate, up = (tensors.matrix(p + names.shared.format(n) + ".weight", inner, hidden) for n in ("gate", "up"))
+        gate = tensors.matrix(p + names.shared.format("gate") + ".weight", inner, hidden) if config.gated else None
+        up = tensors.matrix(p + names.shared.format("up") + ".weight", inner, hidden)
         down = tensors.matrix(p + names.shared.format("down") + ".weight", hidden, inner)
     result: dict[str, Any] = {"shared_gate": gate, "shared_up": up, "shared_down": down}
     if experts.shared_gate:

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo_inference.checkpoints import hf_experts as moe
 from octavo_inference.checkpoints import hf_names as names
 from octavo_inference.checkpoints.hf_experts import ExpertNames
@@ -19,6 +22,8 @@ from octavo_inference.common.errors import UnsupportedModelError
 from octavo_inference.models.layers import LayerParts
 
 Fields = dict[str, Any]
+Factors = dict[str, float | NDArray[np.float32]]
+"""By the field of `LayerWeights`, `state.output` for one of its state layer: a factor of its rows, or of each."""
 Stacking = Literal["parts", "heads", "groups"]
 
 
@@ -33,7 +38,8 @@ class HfFamily:
     `theta`: the default of rope_theta; `rotary_share` that of partial_rotary_factor, None where all of a head rotates.
     `adjacent`: rotary pairs are neighbours, (2i, 2i + 1). `stacking`: rows of a stacked qkv: all of q, k and v; by
     head; by key-value head, its queries first. `norm_offset` is added to norm weights. `transposed`: matrices are
-    stored [in, out].
+    stored [in, out]. `state`: how names of a state layer's tensors begin. `factors`: of weights, where activations are
+    multiplied.
     """
 
     name: str
@@ -47,6 +53,8 @@ class HfFamily:
     stacking: Stacking = "parts"
     norm_offset: float = 0.0
     transposed: bool = False
+    state: str = ""
+    factors: Callable[[HfSettings], Factors] | None = None
 
 
 def _gemma(settings: HfSettings) -> Fields:
@@ -100,7 +108,8 @@ def _smollm3(settings: HfSettings) -> Fields:
     return {"rotated": rotated, "windows": local}
 
 
-def _granite(settings: HfSettings) -> Fields:
+def granite(settings: HfSettings) -> Fields:
+    """Granite's multipliers."""
     return {
         "query_scale": settings.positive("attention_multiplier"),
         "embedding_scale": settings.number("embedding_multiplier", 1.0),
@@ -321,10 +330,17 @@ def _all_experts(settings: HfSettings, **changes: Any) -> Fields:
 
 
 def _qwen_moe(settings: HfSettings) -> Fields:
-    step, dense = settings.count("decoder_sparse_step", 1), settings.get("mlp_only_layers", [])
     normalized = settings.flag("norm_topk_prob")
-    parts = moe.layer_parts(settings, lambda layer: layer not in dense and (layer + 1) % step == 0)
-    return {"experts": moe.experts(settings, normalized=normalized), "parts": parts}
+    return {
+        "experts": moe.experts(settings, normalized=normalized),
+        "parts": moe.layer_parts(settings, sparse(settings)),
+    }
+
+
+def sparse(settings: HfSettings) -> Callable[[int], bool]:
+    """Which layers of a Qwen have experts."""
+    step, dense = settings.count("decoder_sparse_step", 1), settings.get("mlp_only_layers", [])
+    return lambda layer: layer not in dense and (layer + 1) % step == 0
 
 
 def _qwen2_moe(settings: HfSettings) -> Fields:
@@ -352,7 +368,7 @@ def _olmoe(settings: HfSettings) -> Fields:
 
 def _granite_moe(settings: HfSettings) -> Fields:
     shared = settings.count("shared_intermediate_size", 0, least=0)
-    return {**_granite(settings), **_all_experts(settings, scoring="softmax_of_chosen", shared=shared)}
+    return {**granite(settings), **_all_experts(settings, scoring="softmax_of_chosen", shared=shared)}
 
 
 def _glm4_moe(settings: HfSettings) -> Fields:
@@ -429,7 +445,7 @@ FAMILIES: dict[str, HfFamily] = {
     "Qwen2ForCausalLM": HfFamily("qwen2", _qwen2),
     "Qwen3ForCausalLM": HfFamily("qwen3", _qwen3),
     "SmolLM3ForCausalLM": HfFamily("smollm3", _smollm3, theta=2_000_000.0),
-    "GraniteForCausalLM": HfFamily("granite", _granite),
+    "GraniteForCausalLM": HfFamily("granite", granite),
     "Phi3ForCausalLM": HfFamily("phi3", _windowed, rotary_share=1.0),
     "GemmaForCausalLM": HfFamily("gemma", _gemma, norm_offset=1.0),
     "Gemma2ForCausalLM": HfFamily("gemma2", _gemma2, names.GEMMA2, norm_offset=1.0),

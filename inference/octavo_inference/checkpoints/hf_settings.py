@@ -21,6 +21,7 @@ _ALIASES: dict[str, tuple[str, ...]] = {
     "rms_norm_eps": ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"),
     "partial_rotary_factor": ("rotary_pct",),
     "rope_theta": ("rotary_emb_base",),
+    "head_dim": ("attention_head_dim",),
     "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
     "num_experts_per_tok": ("moe_k",),
     "n_shared_experts": ("moe_num_shared_experts",),

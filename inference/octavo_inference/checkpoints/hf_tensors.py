@@ -82,6 +82,10 @@ class HfTensors:
         """A matrix of floats."""
         return _floats(self.take(name, (rows, columns)), (rows, columns))
 
+    def flattened(self, name: str, stored: tuple[int, ...], shape: tuple[int, int]) -> Tensor:
+        """A matrix of floats that the file has in another shape."""
+        return _floats(self.take(name, stored), shape)
+
     def vector(self, name: str, size: int) -> Tensor:
         """A vector in float32."""
         return Tensor("f32", (size,), self.values(name, size))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,4 +32,16 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
 
 def optional_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} if the file does not exist."""
-    return read_json(path, dict[str, Any], "a JSON object") if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        return read_json(path, dict[str, Any], "a JSON object")
+    except ModelError:
+        # Python writes numbers that JSON does not have, such as time_step_limit [0.0, Infinity] of hybrid models.
+        try:
+            found = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise
+        return found

@@ -36,6 +36,11 @@ class ForeignConfig:
     digest: str
     kv_elements: int = 0
 
+    @property
+    def state_bytes(self) -> int:
+        """Zero: models with state layers are not computed by transformers."""
+        return 0
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V over all layers."""
         return self.kv_elements * bytes_per_element

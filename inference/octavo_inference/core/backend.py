@@ -84,6 +84,13 @@ class Backend(Protocol):
     decode_runs: bool
     """True if a launch may run several decode steps (`RowStep.run`). Not together with `steps_ahead`."""
 
+    state_slots: int
+    """Slots for the states of sequences; 0 for models without state layers (`models.layers.StateShape`).
+
+    The sequence in row r of the row table owns slot r. Slots from the number of rows on hold snapshots for the prefix
+    cache, which only the copies below read and write.
+    """
+
     max_prompt_scores: int | None
     """How many tokens of prompts with log-probabilities a step may compute.
 
@@ -91,7 +98,11 @@ class Backend(Protocol):
     """
 
     def launch(self, step: RowStep) -> StepHandle:
-        """Run the model over a step, store K and V, sample, and score prompt tokens.
+        """Run the model over a step, store K and V, update states, sample, and score prompt tokens.
+
+        State layers continue from the state in the slot of a sequence's row, and leave there the state after its last
+        query token. A sequence whose first query token is at position 0 starts from zeros: the slot's content is then
+        arbitrary, even NaN. Its state is not read.
 
         A step with `guided` rows samples when its masks arrive (`StepHandle.choose`). The step may also be queued
         behind earlier launches. Steps are collected in launch order. A single request cannot make it raise.
@@ -128,3 +139,40 @@ class Backend(Protocol):
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all their layers."""
         ...
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers, in launch order with the steps.
+
+        The pairs of a call are independent: no destination occurs twice, or as a source.
+        """
+        ...
+
+    def states_to_host(self, slots: Sequence[int]) -> HostBlocks:
+        """Copy the states of whole slots, all layers, to host memory: an array [slot, ...]."""
+        ...
+
+    def states_from_host(self, saved: HostBlocks, slots: Sequence[int]) -> None:
+        """Copy rows of an array from `states_to_host` into the same number of slots."""
+        ...
+
+
+class WithoutStates:
+    """The part of `Backend` about states, of a backend without state layers."""
+
+    state_slots = 0
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Raises `RuntimeError`."""
+        raise _no_states(len(pairs))
+
+    def states_to_host(self, slots: Sequence[int]) -> HostBlocks:
+        """Raises `RuntimeError`."""
+        raise _no_states(len(slots))
+
+    def states_from_host(self, saved: HostBlocks, slots: Sequence[int]) -> None:  # noqa: ARG002 -- there are none
+        """Raises `RuntimeError`."""
+        raise _no_states(len(slots))
+
+
+def _no_states(count: int) -> RuntimeError:
+    return RuntimeError(f"{count} states of a model without state layers")

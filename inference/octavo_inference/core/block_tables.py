@@ -208,14 +208,19 @@ class BlockTables:
         for table, freed in zip(fork.blocks, fork.freed, strict=True):
             self.pool.acquire(table[freed:])
 
-    def release_behind(self, sequence: Sequence, now: float) -> None:
-        """Free the blocks that no later token of a running sequence needs. For sequences that reach `release_at`."""
-        for number, group in self._windows:
-            first, freed = group.first_needed(sequence.confirmed) // self.block_size, sequence.freed[number]
-            if first > freed:
-                self.pool.release(sequence.blocks[number][freed:first], sequence.policy, now)
-                sequence.freed[number] = first
-        self._set_release(sequence)
+    def release_passed(self, running: List[Sequence], now: float) -> None:
+        """Free the blocks that no later token of a running sequence needs."""
+        if not self.frees:
+            return
+        for sequence in running:
+            if sequence.confirmed < sequence.release_at:
+                continue
+            for number, group in self._windows:
+                first, freed = group.first_needed(sequence.confirmed) // self.block_size, sequence.freed[number]
+                if first > freed:
+                    self.pool.release(sequence.blocks[number][freed:first], sequence.policy, now)
+                    sequence.freed[number] = first
+            self._set_release(sequence)
 
     def _set_release(self, sequence: Sequence) -> None:
         if self.frees:

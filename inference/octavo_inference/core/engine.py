@@ -54,6 +54,7 @@ from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.swapping import swap_in, swap_out
 from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling
 from octavo_inference.models.info import ModelInfo
@@ -119,9 +120,15 @@ class Engine:
         self._experts = ExpertMeter(backend.expert_tokens)
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
+        self._states: StatePool | None = None
+        if backend.state_slots:
+            snapshots = backend.state_slots - limits.max_running
+            kept = [Retention(p.seconds, math.ceil(p.share * snapshots)) for p in POLICIES.values()]
+            self._states = StatePool(limits.max_running, backend.state_slots, kept)
         self.scheduler = Scheduler(
             self._pool,
             self._rows,
+            self._states,
             layout=backend.layout,
             block_size=backend.block_size,
             max_running=limits.max_running,
@@ -131,6 +138,7 @@ class Engine:
             static_wait=limits.static_wait,
             prefill_budget=self._prefill_budget,
             host_blocks=limits.host_blocks,
+            host_state_blocks=limits.host_state_blocks,
             max_scores=backend.max_prompt_scores,
             steps_ahead=self._depth,
             failpoints=self._failpoints,
@@ -270,6 +278,9 @@ class Engine:
             unused_slots=scheduler.unused_slots(),
             recomputed=scheduler.recomputed,
             deferred=scheduler.pending_forks,
+            state_slots=self.backend.state_slots,
+            state_slots_used=0 if self._states is None else len(scheduler.running) + self._states.cached,
+            state_snapshots=0 if self._states is None else self._states.cached,
             requests=counters.requests,
             pooled_requests=counters.pooled_requests,
             prompt_tokens=counters.prompt_tokens,
@@ -293,6 +304,8 @@ class Engine:
     def check(self) -> None:
         """Check the block pool's invariants against the sequences. Raises `PoolError`; for tests and idle moments."""
         self.scheduler.check()
+        if self._states is not None and self._states.pending and not self._pending:
+            raise PoolError(f"{self._states.pending} snapshots of states are reserved, but no step is in flight")
 
     def on_idle(self) -> float | None:
         """Run the accounting check, at most every 30 seconds, and prepare later steps. For moments without work.
@@ -352,8 +365,9 @@ class Engine:
             raise  # the block accounting is wrong: answers could mix, so no next step is safe
         except Exception as error:  # noqa: BLE001 -- an error of one request must not end the others
             self._note_failure(error)
-            for sequence, _ in plan.swap_out:
+            for sequence, *_ in plan.swap_out:
                 self.scheduler.drop_host(sequence)
+            self.scheduler.on_failed(plan)
             outputs += self._fail(self.scheduler.running)
             return False
         swap_out(plan, self.backend, self.scheduler, self._failpoints)
@@ -363,21 +377,32 @@ class Engine:
         try:
             self._failpoints.hit("engine.step")
             swap_in(plan, self.backend, self.scheduler, self._failpoints)
-            if plan.block_copies:
-                self.backend.copy_blocks(plan.block_copies)
+            self._copy(plan)
             guided = self._rows.guided(plan)
             masks = None if self._pending else self.guided.start(guided)
             pending = launch(self.backend, self._rows, plan, now, guided, masks, run)
+            if plan.state_forks:
+                self.backend.copy_states(plan.state_forks)
         except DeviceLostError:
             raise  # no later step can succeed
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
             self.guided.abandon(masks)
+            self.scheduler.on_failed(plan)
             outputs += self._fail(plan.sequences)
             return False
         self.scheduler.on_launch(plan)
         self._pending.append(pending)
         return True
+
+    def _copy(self, plan: SchedulerOutput) -> None:
+        """The copies on the device before a step."""
+        if plan.block_copies:
+            self.backend.copy_blocks(plan.block_copies)
+        if plan.state_hits:
+            self.backend.copy_states(plan.state_hits)
+        if plan.snapshots:
+            self.backend.copy_states([(snapshot.row, snapshot.slot) for snapshot in plan.snapshots])
 
     def _plan_run(self, plan: SchedulerOutput, now: float) -> DecodeRun | None:
         """The run of steps that begins with a plan; None without."""
@@ -404,7 +429,10 @@ class Engine:
             raise
         except Exception as error:  # noqa: BLE001
             self._note_failure(error)
+            doomed = list(self._pending)
             self._pending.clear()
+            for each in doomed:
+                self.scheduler.on_failed(each.plan)
             outputs += self._fail(pending.plan.sequences)
         return outputs
 
@@ -420,6 +448,8 @@ class Engine:
             # Steps launched after it read KV and tokens that it did not write.
             doomed = [pending, *self._pending]
             self._pending.clear()
+            for each in doomed:
+                self.scheduler.on_failed(each.plan)
             return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
         self._failures = 0
         tokens = np.atleast_2d(result.tokens)
@@ -427,6 +457,8 @@ class Engine:
         if result.tokens.ndim > 1:
             self.scheduler.on_run(plan, tokens[:-1])
         self.scheduler.on_computed(plan, steps)
+        if plan.snapshots:
+            self.scheduler.on_copied(plan, self._clock())
         self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots(), steps)
         outputs = self._emit(plan, result, tokens)
         now = self._clock()

@@ -14,8 +14,8 @@ class EngineLimits:
     `prefill_slowdown` bounds how much prompt tokens may lengthen a step (`prefill_budget`); None sets no bound.
     `overlap` launches the next step before the tokens of the last one are collected, if the backend supports it.
     `static_wait`: None for continuous batching, else the seconds that a static batch waits to fill. `host_blocks`: how
-    many blocks of preempted sequences the host may keep; 0 means recompute. `cache_policy` is the default for requests
-    without one.
+    many blocks of preempted sequences the host may keep; 0 means recompute. The state of a sequence, of a model with
+    state layers, counts as `host_state_blocks` of them. `cache_policy` is the default for requests without one.
     """
 
     max_model_len: int
@@ -27,5 +27,6 @@ class EngineLimits:
     static_wait: float | None = None
     prefill_slowdown: float | None = None
     host_blocks: int = 0
+    host_state_blocks: int = 0
     cache_policy: PolicyName = "chat"
     overlap: bool = True

@@ -106,6 +106,8 @@ class Batch:
     group of layers (`models.layer_groups`). `query_start[B+1]` delimits each sequence's query tokens; `seq_len[B]`
     counts tokens after the step. `block_table[groups, B, columns]` lists each sequence's blocks. Entries after its last
     block, and those behind the group's window, are arbitrary valid blocks: they must not be read.
+    `states[B]` is the slot of each sequence's state: its row. Where the first query token is at position 0, the state
+    starts from zeros and the slot is only written.
     Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
     `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
@@ -120,6 +122,7 @@ class Batch:
     pooling: RowPooling | None = None
     sums: Float32 | None = None
     scores: list[ScoreRows] = field(default_factory=list)
+    states: Int32 = field(default_factory=lambda: _NO_IDS)
 
 
 def gather(step: RowStep) -> Batch:
@@ -142,6 +145,7 @@ def gather(step: RowStep) -> Batch:
         pooling=step.pooling,
         sums=table.sums,
         scores=[_score_rows(scores, table) for scores in step.scores],
+        states=step.row,
     )
 
 

@@ -177,8 +177,9 @@ class RowStep:
     """One step's work: B sequences in `row[B]` of the table, after `changes` are applied in order.
 
     `query_start[B+1]` delimits each sequence's query tokens, which are the last of its `seq_len[B]` tokens after the
-    step. Decoding sequences come first. `table` is the engine's row table with the changes applied, for a backend that
-    keeps none; None if the step was sent to another process.
+    step. Decoding sequences come first. With state layers, a sequence's state is in slot `row[i]`; it starts from zeros
+    if its query tokens are all of its `seq_len[i]`. `table` is the engine's row table with the changes applied, for a
+    backend that keeps none; None if the step was sent to another process.
 
     `scores`: prompt tokens whose log-probabilities are requested. `guided`: the masks of some rows are not in the table
     yet, so nothing is sampled before `StepHandle.choose`. `run`: this is the first of several steps. The size of all

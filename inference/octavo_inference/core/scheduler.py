@@ -15,13 +15,15 @@ from collections import Counter, deque
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from octavo_inference.core.block_pool import BlockPool, PoolError
-from octavo_inference.core.block_tables import BlockTables
+from octavo_inference.core.block_tables import BlockTables, Hit
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prefill_budget import PrefillBudget, PromptRoom
 from octavo_inference.core.request_queue import WaitingQueue, level
-from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk
+from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk, Snapshot
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.snapshot_policy import next_snapshot
+from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.static_batching import next_batch
 from octavo_inference.models.layer_groups import PoolLayout
 from octavo_protocol.hashing import block_hash
@@ -35,6 +37,7 @@ class Scheduler:
     has finished. `prefill_budget` may reduce the prompt tokens in a step with decoding sequences.
 
     `host_blocks`: how many blocks of preempted sequences the host can keep; sequences that do not fit are recomputed.
+    The state of a sequence, with `states`, takes the place of `host_state_blocks` of them.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     `layout`: the groups of layers that have block tables of their own. `steps_ahead`: how many steps are launched
     before the oldest is collected.
@@ -44,6 +47,7 @@ class Scheduler:
         self,
         pool: BlockPool,
         rows: InputBatch,
+        states: StatePool | None = None,
         *,
         layout: PoolLayout,
         block_size: int,
@@ -54,12 +58,14 @@ class Scheduler:
         static_wait: float | None = None,
         prefill_budget: PrefillBudget | None = None,
         host_blocks: int = 0,
+        host_state_blocks: int = 0,
         max_scores: int | None = None,
         steps_ahead: int = 0,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
         self.rows = rows
+        self.states = states
         self.block_size = block_size
         self.max_running = max_running
         self.budget = budget
@@ -68,6 +74,8 @@ class Scheduler:
         self.static_wait = static_wait
         self.prefill_budget = prefill_budget
         self.host_blocks = self.host_free = host_blocks
+        self.host_state_blocks = host_state_blocks
+        self._leaves_snapshots = caching and states is not None and states.snapshots > 0
         self.max_scores = max_scores
         self.tables = BlockTables(
             pool,
@@ -108,7 +116,7 @@ class Scheduler:
             self._hash_prompt(sequence)
         sequence.state = SequenceState.WAITING
         sequence.enqueued = now
-        known = self.tables.match(self._matchable(sequence), now).columns * self.block_size
+        known = self._cached(sequence, sequence.total, now)[1] * self.block_size
         self.queue.push(sequence, max(1, sequence.total - max(known, sequence.swapped_tokens)))
 
     def add_forks(self, leader: Sequence, forks: list[Sequence]) -> None:
@@ -124,10 +132,9 @@ class Scheduler:
         After an exception the plan is incomplete: finish all running sequences and drop the host copies in `swap_out`.
         """
         self.pool.expire(now)
-        if self.tables.frees:
-            for sequence in self.running:
-                if sequence.confirmed >= sequence.release_at:
-                    self.tables.release_behind(sequence, now)
+        if self.states is not None:
+            self.states.expire(now)
+        self.tables.release_passed(self.running, now)
         self._plan_decodes(plan, now)
         blocked = False
         room = self._prompt_room(len(plan.decodes))
@@ -140,6 +147,9 @@ class Scheduler:
                     take = self.tables.cover(sequence, take)
                     blocked = blocked or take == 0
                 if take:
+                    if self.states is not None:
+                        self._leave_snapshot(sequence, plan, self.states)
+                        take = self._cut(sequence, take)
                     plan.chunks.append((sequence, take))
                     room.take(take, sequence.computed)
         if blocked and plan.empty and all(s.confirmed == s.computed for s in self.running):
@@ -173,7 +183,10 @@ class Scheduler:
         """Allocate the blocks of `steps` tokens for each decoding sequence, if so many are empty: nothing is evicted.
 
         Returns for how many tokens, at most `steps`, each sequence has blocks. `on_run` frees those that stay unused.
+        A snapshot of a state is left between two launches, so no sequence passes the position of its next one.
         """
+        if self.states is not None:
+            steps = min([steps, *(s.snapshots.next - s.computed for s in sequences)])
         needs = [max(0, self.tables.columns(s.computed + steps) - len(s.blocks[0])) for s in sequences]
         if sum(needs) * self.tables.count > self.pool.free.size:
             return min(s.capacity - s.computed for s in sequences)
@@ -206,6 +219,19 @@ class Scheduler:
         for sequence, taken in plan.chunks:
             sequence.confirmed += taken
             self._register(sequence)
+
+    def on_copied(self, plan: SchedulerOutput, now: float) -> None:
+        """The snapshots of a computed step are there: the prefix cache finds them."""
+        if self.states is not None:
+            for snapshot in plan.snapshots:
+                self.states.commit(snapshot.slot, snapshot.policy, now)
+
+    def on_failed(self, plan: SchedulerOutput) -> None:
+        """Free what a plan reserved, that is not or not completely computed. Its requests end."""
+        if self.states is not None:
+            for snapshot in plan.snapshots:
+                self.states.cancel(snapshot.slot)
+        plan.snapshots = []
 
     def jump_room(self, sequence: Sequence) -> int:
         """How many tokens may be appended to a running sequence without a sample (`extend`).
@@ -245,13 +271,15 @@ class Scheduler:
 
     def drop_host(self, sequence: Sequence) -> None:
         """Free the host copy of a sequence."""
-        self.host_free += self.tables.kept(sequence.swapped_tokens)
+        self.host_free += self._host_cost(sequence.swapped_tokens)
         sequence.swapped_tokens = 0
-        sequence.host = None
+        sequence.host = sequence.host_state = None
 
     def reset_cache(self) -> None:
         """Reset the prefix cache: later requests match nothing computed so far."""
         self.pool.reset()
+        if self.states is not None:
+            self.states.reset()
         for sequence in self.running:
             sequence.no_cache, sequence.registered = True, 0
         for sequence in self.queue:
@@ -260,6 +288,8 @@ class Scheduler:
     def evict_suspect(self, sequence: Sequence) -> None:
         """Remove a running sequence's blocks from the prefix cache, since their content is invalid."""
         self.tables.forget(sequence)
+        if self.states is not None:
+            self.states.forget(sequence.hashes)
         sequence.no_cache, sequence.registered = True, 0
 
     def unused_slots(self) -> int:
@@ -273,9 +303,11 @@ class Scheduler:
     def check(self) -> None:
         """Accounting check: invariants of pool, rows and host blocks against the sequences. Raises `PoolError`."""
         self.tables.check(self.running)
+        if self.states is not None:
+            self.states.check()
         if self.rows.free != self.max_running - len(self.running):
             raise PoolError(f"{self.rows.free} of {self.max_running} rows are free, {len(self.running)} sequences run")
-        kept = sum(self.tables.kept(s.swapped_tokens) for s in (*self.queue, *self.running))
+        kept = sum(self._host_cost(s.swapped_tokens) for s in (*self.queue, *self.running))
         if self.host_free != self.host_blocks - kept:
             raise PoolError(f"{self.host_free} of {self.host_blocks} host blocks are free, sequences keep {kept}")
 
@@ -298,6 +330,9 @@ class Scheduler:
             self._preempt(plan, now)
         for sequence in needy:
             self._grow(sequence, plan)
+        if self.states is not None:
+            for sequence in decodes:
+                self._leave_snapshot(sequence, plan, self.states)
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:
@@ -312,12 +347,12 @@ class Scheduler:
         """Preempt the running sequence with the lowest level; ties by least lost work, then the newest."""
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
-        used = self.tables.kept(victim.computed)
+        cost = self._host_cost(victim.computed)
         # The sum of a mean stays on the device, so its prompt is computed again as a whole.
-        if 0 < used <= self.host_free and victim.pooling != "mean":
-            self.host_free -= used
+        if 0 < cost <= self.host_free and victim.pooling != "mean":
+            self.host_free -= cost
             victim.swapped_tokens = victim.computed
-            plan.swap_out.append((victim, self.tables.saved(victim, victim.computed)))
+            plan.swap_out.append((victim, self.tables.saved(victim, victim.computed), victim.row))
             self.swaps += 1
         else:
             victim.no_cache = False
@@ -332,14 +367,21 @@ class Scheduler:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
         if sequence.pooling == "mean":
             return self.tables.columns(sequence.computed)
-        if self.tables.kept(sequence.computed) <= self.host_free:
+        if self._host_cost(sequence.computed) <= self.host_free:
             return 0
-        return sequence.computed // self.block_size - sequence.registered
+        kept = sequence.registered
+        if self.states is not None:
+            kept = min(kept, sequence.snapshots.latest // self.block_size)
+        return sequence.computed // self.block_size - kept
 
     def _charge(self, sequences: list[Sequence], tokens: int) -> None:
         """Charge the tenants of these sequences for `tokens` output tokens of each."""
         for tenant, count in Counter([sequence.request.tenant for sequence in sequences]).items():
             self.queue.counter.charge(tenant, OUTPUT_TOKEN * tokens * count)
+
+    def _host_cost(self, tokens: int) -> int:
+        """Host blocks that a sequence with so many computed tokens takes."""
+        return self.tables.kept(tokens) + self.host_state_blocks * (tokens > 0)
 
     def _next(self, now: float) -> Sequence | None:
         """The next sequence to start."""
@@ -358,29 +400,21 @@ class Scheduler:
     def _admit(self, sequence: Sequence, left: PromptRoom, plan: SchedulerOutput, now: float) -> int:
         """Start a waiting sequence if rows, blocks and `left` allow. Returns its tokens in this step, else 0."""
         tables = self.tables
-        growth = len(self.running) * tables.count
-        if len(self.running) >= self.max_running or self.pool.available <= growth:
+        if len(self.running) >= self.max_running or self.pool.available <= len(self.running) * tables.count:
             return 0
         # At least the last token is computed: its logits are needed for the next token.
         room = self._score_room(sequence, plan)
         if room == 0:
             return 0
-        known = self._matchable(sequence)[: (sequence.total - 1) // self.block_size]
-        # The host copy of a sequence has what its windows need, and the cache has what they needed earlier.
-        hit = tables.match([] if tables.frees and sequence.swapped_tokens else known, now)
-        computed = max(hit.columns * self.block_size, sequence.swapped_tokens)
+        found, usable, hit = self._cached(sequence, sequence.total - 1, now)
+        computed = max(usable * self.block_size, sequence.swapped_tokens)
         missing = sequence.total - computed
         take = min(missing, left.chunk(computed), room)
         if take == 0 or (missing > left.tokens and not self.chunked):
             return 0
-        # One block per running sequence and table stays reserved for growth, so that an admission does not cause a
-        # preemption; and so do those that the windows of running prompts need.
-        if tables.frees:
-            growth += sum([tables.promised(s) for s in self.running if s.total - s.computed > 1])
-        if tables.needed(sequence, hit, computed) + growth > self.pool.available:
-            take = 0 if self.running or not tables.frees else tables.fitting(sequence, hit, computed, take)
-            if take == 0:
-                return 0
+        take = self._fitting(sequence, hit, computed, take)
+        if take == 0:
+            return 0
         tables.start(sequence, hit, computed, take, now)
         self.queue.remove(sequence)
         if sequence.swapped_tokens:
@@ -390,8 +424,31 @@ class Scheduler:
             self.queue.counter.choose(sequence.request.tenant, missing * PROMPT_TOKEN)
             sequence.first_start = now
         sequence.level = level(sequence, now)
+        sequence.snapshots.shared = found * self.block_size
+        if computed > sequence.swapped_tokens or not computed:
+            sequence.snapshots.latest = computed
         self._start(sequence, computed)
-        return take
+        if self.states is None:
+            return take
+        if computed > sequence.swapped_tokens:
+            snapshot = self.states.use(sequence.hashes[usable - 1], sequence.policy, now)
+            plan.state_hits.append((snapshot, sequence.row))
+        return self._cut(sequence, take)
+
+    def _fitting(self, sequence: Sequence, hit: Hit, computed: int, take: int) -> int:
+        """How many of `take` tokens a waiting sequence may compute first: all, or none if too few blocks are available.
+
+        One block per running sequence and table stays reserved for growth, so that an admission does not cause a
+        preemption; and so do those that the windows of running prompts need.
+        """
+        tables = self.tables
+        reserved = len(self.running) * tables.count
+        if tables.frees:
+            reserved += sum([tables.promised(s) for s in self.running if s.total - s.computed > 1])
+        if tables.needed(sequence, hit, computed) + reserved <= self.pool.available:
+            return take
+        # Alone, it may compute its windows in smaller chunks.
+        return 0 if self.running or not tables.frees else tables.fitting(sequence, hit, computed, take)
 
     def _start(self, sequence: Sequence, computed: int) -> None:
         self.tables.set_capacity(sequence)
@@ -401,6 +458,8 @@ class Scheduler:
             sequence.cached = min(computed, sequence.prompt_len)
             if sequence.index == 0:  # count a prompt once, for any number of answers
                 self.hit_tokens += sequence.cached
+        if self._leaves_snapshots:
+            sequence.snapshots.next = self._next_snapshot(sequence)
         self.recomputed += max(0, sequence.computed_before_preemption - computed)
         sequence.computed_before_preemption = 0
         sequence.state = SequenceState.RUNNING
@@ -457,6 +516,49 @@ class Scheduler:
             return sequence.hashes
         return sequence.hashes[: sequence.scores.reusable // self.block_size]
 
+    def _cached(self, sequence: Sequence, tokens: int, now: float) -> tuple[int, int, Hit]:
+        """How many blocks of its first `tokens` tokens the prefix cache has, after how many it can continue, and those.
+
+        After all of them, but with state layers only after the last one with a snapshot. A host copy has what the
+        windows of its sequence need, where the cache has what they needed earlier: so it is used alone.
+        """
+        hashes = self._matchable(sequence)[: tokens // self.block_size]
+        hit = self.tables.match([] if self.tables.frees and sequence.swapped_tokens else hashes, now)
+        found = hit.columns
+        if self.states is None:
+            return found, found, hit
+        usable = self.states.match(sequence.hashes[:found], now)
+        while (hit := self.tables.match(hashes[:usable], now)).columns < usable:
+            usable = self.states.match(sequence.hashes[: hit.columns], now)
+        # A host copy may continue further on than the last snapshot.
+        swapped = min(found, sequence.swapped_tokens // self.block_size)
+        return found, usable, hit if swapped <= usable else self.tables.match(hashes[:swapped], now)
+
+    def _next_snapshot(self, sequence: Sequence) -> int:
+        return next_snapshot(sequence.computed, sequence.total, sequence.snapshots, self.block_size)
+
+    def _leave_snapshot(self, sequence: Sequence, plan: SchedulerOutput, states: StatePool) -> None:
+        """Plan a copy of the state of a sequence that this step computes, if it has reached the position for one."""
+        at, marks = sequence.computed, sequence.snapshots
+        if at < marks.next:
+            return
+        # A prompt that is not chunked goes beyond it.
+        if at == marks.next and not sequence.no_cache:
+            self._hash_prompt(sequence)
+            key = sequence.hashes[at // self.block_size - 1]
+            if marks.answer is not None:
+                states.replace(marks.answer)
+            marks.answer = key if at >= sequence.prompt_len else None
+            marks.latest = at
+            slot = states.reserve(key)
+            if slot is not None:
+                plan.snapshots.append(Snapshot(sequence.row, slot, sequence.policy))
+        marks.next = self._next_snapshot(sequence)
+
+    def _cut(self, sequence: Sequence, take: int) -> int:
+        """How many of `take` tokens a chunk computes: it ends where a snapshot is to be left."""
+        return min(take, sequence.snapshots.next - sequence.computed) if self.chunked else take
+
     def _fork(self, leader: Sequence, row: int, plan: SchedulerOutput, now: float) -> None:
         """Start siblings on the leader's blocks. They have nothing to compute and only sample their own token."""
         while leader.forks and len(self.running) < self.max_running:
@@ -473,7 +575,10 @@ class Scheduler:
             fork.level = leader.level
             fork.no_cache = leader.no_cache
             fork.tail_shared = leader.tail_shared = fork.total % self.block_size != 0
+            fork.snapshots.latest = leader.snapshots.latest
             self._start(fork, fork.total)
+            if self.states is not None:
+                plan.state_forks.append((leader.row, fork.row))
             plan.samples.append(fork)
             plan.sample_rows.append(row)
         self._release_forks(leader, now)

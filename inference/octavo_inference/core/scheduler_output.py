@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.sequence import Sequence
@@ -19,6 +20,14 @@ class ScoredChunk:
     count: int
 
 
+class Snapshot(NamedTuple):
+    """The state in slot `row`, to copy to the reserved `slot` for the prefix cache of `policy`."""
+
+    row: int
+    slot: int
+    policy: int
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
@@ -28,9 +37,10 @@ class SchedulerOutput:
     whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of
     finished sequences that stay unused until their static batch ends.
 
-    Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host. `swap_in` are
-    blocks to restore, with the index of the first saved block to copy. `block_copies` are pairs of source and
-    destination.
+    Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host, and the row of
+    its state. `swap_in` are blocks to restore, with the index of the first saved block to copy. `block_copies` are
+    pairs of source and destination, `state_hits` of a snapshot's slot and a row. `snapshots` are copied last: they may
+    take the slot of a hit. After the step: `state_forks`, the rows of a leader and of a sibling.
     """
 
     decodes: list[Sequence] = field(default_factory=list)
@@ -41,8 +51,11 @@ class SchedulerOutput:
     scores: list[ScoredChunk] = field(default_factory=list)
     block_copies: list[tuple[int, int]] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    swap_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    swap_out: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
     swap_in: list[tuple[Sequence, int, list[int]]] = field(default_factory=list)
+    state_hits: list[tuple[int, int]] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
+    state_forks: list[tuple[int, int]] = field(default_factory=list)
     idle_rows: int = 0
 
     @property

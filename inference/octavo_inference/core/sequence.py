@@ -12,6 +12,7 @@ from octavo_inference.core.logit_rules import NO_RULES, LogitRules
 from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.request import Request
+from octavo_inference.core.snapshot_policy import SnapshotMarks
 
 
 class SequenceState(Enum):
@@ -51,6 +52,7 @@ class Sequence:
         "guide",
         "hashes",
         "host",
+        "host_state",
         "index",
         "leader",
         "level",
@@ -73,6 +75,7 @@ class Sequence:
         "rules",
         "scores",
         "seed",
+        "snapshots",
         "started",
         "state",
         "stops",
@@ -120,10 +123,8 @@ class Sequence:
         self.prompt_len = len(prompt)
         self.total = len(prompt)
         self.pending = 0
-        self.computed = 0
-        self.confirmed = 0
-        self.computed_before_preemption = 0
-        self.cached = 0
+        self.computed = self.confirmed = 0
+        self.computed_before_preemption = self.cached = 0
         self.limit = limit
 
         self.row = -1
@@ -141,6 +142,9 @@ class Sequence:
         # Preempted by swap: `host` holds the KV of this many of its first tokens.
         self.swapped_tokens = 0
         self.host: NDArray[np.generic] | None = None
+        self.host_state: NDArray[np.generic] | None = None
+        # With state layers, of its state.
+        self.snapshots = SnapshotMarks()
         # True while it shares its partial last block with siblings, until the first of them writes to it.
         self.tail_shared = False
         # Siblings that wait for this sequence to compute the prompt, to share its blocks.

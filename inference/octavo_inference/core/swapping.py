@@ -1,4 +1,4 @@
-"""Moves the KV of preempted sequences to the host and back."""
+"""Moves the KV and the states of preempted sequences to the host and back."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ log = logging.getLogger(__name__)
 
 def swap_out(plan: SchedulerOutput, backend: Backend, scheduler: Scheduler, failpoints: Failpoints) -> None:
     """Copy preempted sequences to the host. A sequence whose copy fails is recomputed."""
-    for sequence, blocks in plan.swap_out:
+    for sequence, blocks, row in plan.swap_out:
         try:
             failpoints.hit("swap.out")
             sequence.host = backend.to_host(blocks)
+            if backend.state_slots:
+                sequence.host_state = backend.states_to_host([row])
         except DeviceLostError:
             raise
         except Exception:
@@ -32,4 +34,7 @@ def swap_in(plan: SchedulerOutput, backend: Backend, scheduler: Scheduler, failp
         failpoints.hit("swap.in")
         if blocks and sequence.host is not None:
             backend.from_host(sequence.host[first : first + len(blocks)], blocks)
+        # Otherwise it continues from a snapshot further on.
+        if sequence.host_state is not None and sequence.computed == sequence.swapped_tokens:
+            backend.states_from_host(sequence.host_state, [sequence.row])
         scheduler.drop_host(sequence)

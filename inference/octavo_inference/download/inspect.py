@@ -82,6 +82,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         token_bytes=size.token,
         row_bytes=size.row,
         thread_bytes=size.thread,
+        state_bytes=config.state_bytes,
         gpu=gpu_report(outline.weights, config),
     )
 

@@ -64,7 +64,7 @@ def build_cuda(
         if interpreted:
             return int(available_memory() * _INTERPRETER_SHARE) // group.size
         least = need.beside_pool(rows, tokens)
-        require_room(device, least + 2 * need.block)
+        require_room(device, least + 2 * need.block + config.state_bytes)
         return device.free - least
 
     sizes = fit(
@@ -73,6 +73,7 @@ def build_cuda(
         max_positions=config.max_positions,
         token_bytes=need.block // need.block_size * len(layout.groups),
         block_size=need.block_size,
+        state_bytes=config.state_bytes,
         room=room,
         host_room=int(available_memory() * _SWAP_ROOM),
         tables=layout.kinds,
@@ -93,7 +94,7 @@ def build_cuda(
         weights=need.weights,
         kv_pool=sizes.kv_memory,
         activations=need.working(sizes.max_running, sizes.max_batched_tokens),
-        swap=sizes.host_blocks * need.block,
+        swap=sizes.swap_memory,
         process=process,
         available=device.free or available_memory(),
         device=device.name if ranks is None else f"each {device.name} of {ranks.size}",

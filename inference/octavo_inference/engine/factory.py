@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ def engine_for(
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
         host_blocks=sizes.host_blocks,
+        host_state_blocks=sizes.host_state_blocks,
         cache_policy=settings.cache_policy,
         overlap=settings.overlap is not False,
     )
@@ -112,7 +114,8 @@ def engine_for(
         overlap=engine.overlaps,
         cuda_graphs=built.captured > 0,
         threads=built.threads,
-        swap_memory=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        swap_memory=sizes.swap_memory,
+        state_snapshots=max(0, sizes.state_slots - sizes.max_running),
     )
     return LoadedEngine(
         engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
@@ -228,7 +231,7 @@ def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> Me
         weights=backend.weight_bytes + backend.embedding_bytes,
         kv_pool=backend.kv_bytes,
         activations=backend.working_bytes + rows,
-        swap=sizes.host_blocks * (sizes.kv_memory // sizes.num_blocks),
+        swap=sizes.swap_memory,
         process=process,
         available=free,
     )
@@ -295,6 +298,7 @@ def _fit(
         PROFILES[settings.profile],
         max_positions=config.max_positions,
         token_bytes=token_bytes,
+        state_bytes=config.state_bytes,
         block_size=block_size,
         room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
         tables=tables,
@@ -337,9 +341,11 @@ def _element_bytes(backend: str, dtype: str) -> tuple[int, int]:
 
 def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Quantization = "auto") -> int:
     """Bytes of weights that a backend holds in addition to the mapped files."""
+    if backend == "reference":
+        return 4 * sum(math.prod(tensor.shape) for tensor in weights.tensors())
     from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, weight_format  # noqa: PLC0415 -- loads no kernels
 
-    return packed_bytes(weights, "f32" if backend == "reference" else weight_format(dtype, quantization))
+    return packed_bytes(weights, weight_format(dtype, quantization))
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
@@ -354,6 +360,7 @@ def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Ba
         num_blocks=sizes.num_blocks,
         block_size=sizes.block_size,
         max_model_len=sizes.max_model_len,
+        state_slots=sizes.state_slots,
     )
 
 
@@ -373,4 +380,5 @@ def _create_cpu(
         dtype=dtype,
         quantization=quantization,
         threads=threads,
+        state_slots=sizes.state_slots,
     )

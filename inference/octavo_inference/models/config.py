@@ -32,7 +32,8 @@ class ModelConfig:
     `parts[layer]`: what a layer consists of, where not attention and a dense MLP of the model's sizes. `experts`,
     `latent` and `state` describe the model's mixture of experts, latent attention and state layers.
     `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
-    head has a logit that takes part in its softmax without a value. `alibi`: scores fall with distance, by each head's
+    head has a logit that takes part in its softmax without a value. `attention_gate`: the output of attention is
+    multiplied by the sigmoid of a product with the layer's input. `alibi`: scores fall with distance, by each head's
     slope times this factor (0: no ALiBi). `learned_positions`: the embedding of positions has so many rows, 0 for none.
     `bidirectional`: a token attends to all tokens of its sequence, or to those at most half a window away; all of them
     are in one step. `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one
@@ -82,6 +83,7 @@ class ModelConfig:
     shared_norm: bool = False
     gated: bool = True
     sinks: bool = False
+    attention_gate: bool = False
     alibi: float = 0.0
     learned_positions: int = 0
     token_types: int = 0
@@ -121,6 +123,19 @@ class ModelConfig:
     def state_layers(self) -> int:
         """Number of layers with a state per sequence."""
         return sum(part.state for part in self.parts)
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of the states of one sequence over all layers, in float32."""
+        return 0 if self.state is None else 4 * self.state.shape.elements * self.state_layers
+
+    def attention_index(self, layer: int) -> int:
+        """The number of a layer among those with attention: its place in the pool."""
+        return sum(part.attention for part in self.parts[:layer]) if self.parts else layer
+
+    def state_index(self, layer: int) -> int:
+        """The number of a layer among those with a state."""
+        return sum(part.state for part in self.parts[:layer])
 
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V, or latents, over all layers."""

@@ -18,6 +18,7 @@ def features(config: ModelConfig) -> frozenset[str]:
         "a clamped activation of experts": config.experts is not None and config.experts.clamp is not None,
         "latent attention": config.latent is not None,
         _STATES.get(type(config.state), "short convolutions"): config.state is not None,
+        "tiled value heads": isinstance(config.state, GatedDelta) and config.state.tiled,
         "layers of unlike sizes": len(sizes) > 1,
         "layers without attention or MLP": any(
             not (attention or state) or feed_forward == "none" for attention, state, feed_forward in parts
@@ -25,6 +26,7 @@ def features(config: ModelConfig) -> frozenset[str]:
         "attention beside a state layer": any(attention and state for attention, state, _ in parts),
         "chunked attention": any(config.chunks),
         "attention sinks": config.sinks,
+        "gated attention": config.attention_gate,
         "ALiBi": config.alibi != 0,
         "learned positions": config.learned_positions > 0,
         "attention in both directions": config.bidirectional,

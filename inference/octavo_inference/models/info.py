@@ -33,6 +33,11 @@ class ModelInfo(Protocol):
         """Identity of the weights."""
         ...
 
+    @property
+    def state_bytes(self) -> int:
+        """Size of the states of one sequence over all layers; 0 without state layers."""
+        ...
+
     def kv_bytes_per_token(self, bytes_per_element: int) -> int:
         """Size of one token's K and V over all layers."""
         ...

@@ -125,6 +125,12 @@ class Mamba2:
         return self.heads * self.head_dim
 
     @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: z, x, B, C, dt."""
+        shared = self.groups * self.state
+        return self.inner, self.inner, shared, shared, self.heads
+
+    @property
     def shape(self) -> StateShape:
         """The convolution sees x, B and C."""
         channels = self.inner + 2 * self.groups * self.state
@@ -135,8 +141,9 @@ class Mamba2:
 class GatedDelta:
     """A gated delta net (https://arxiv.org/abs/2412.06464), as in Qwen3-Next.
 
-    `key_heads` of `key_dim` for queries and keys, each shared by value_heads / key_heads heads of `value_dim`; a causal
-    convolution over `kernel` tokens of queries, keys and values.
+    `key_heads` of `key_dim` for queries and keys, each shared by value_heads / key_heads heads of `value_dim`: adjacent
+    ones, or those of the same remainder by `key_heads` if `tiled` (GGUF files of Qwen3.5). A causal convolution over
+    `kernel` tokens of queries, keys and values.
     """
 
     key_heads: int
@@ -144,6 +151,18 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     kernel: int
+    tiled: bool = False
+
+    @property
+    def inner(self) -> int:
+        """Elements of all values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: queries, keys, values, z, b, a."""
+        keys = self.key_heads * self.key_dim
+        return keys, keys, self.inner, self.inner, self.value_heads, self.value_heads
 
     @property
     def shape(self) -> StateShape:
@@ -158,6 +177,16 @@ class ShortConv:
 
     channels: int
     kernel: int
+
+    @property
+    def inner(self) -> int:
+        """Elements of the outputs."""
+        return self.channels
+
+    @property
+    def input_rows(self) -> tuple[int, ...]:
+        """Rows of the inputs: B, C, x."""
+        return self.channels, self.channels, self.channels
 
     @property
     def shape(self) -> StateShape:

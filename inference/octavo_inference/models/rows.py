@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.models.groups import GroupedMatrix, Groups, stacked
-from octavo_inference.models.weights import Matrix, Tensor
+from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
 
 Order = NDArray[np.int64]
 
@@ -53,3 +53,36 @@ def _read_reordered(matrix: GroupedMatrix, order: Order) -> GroupedMatrix:
         return stacked([read(int(run[0]), int(run[-1]) + 1) for run in np.split(wanted, cuts)])
 
     return replace(matrix, shape=(len(order), matrix.shape[1]), read=rows)
+
+
+def delta_rows(groups: int, *sizes: int) -> Order:
+    """Row order from [groups][parts of `sizes` rows] to all of the first part, of the second and so on (Qwen3-Next)."""
+    rows = np.arange(groups * sum(sizes)).reshape(groups, -1)
+    return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])
+
+
+def scaled(matrix: Matrix, factors: float | NDArray[np.float32], *, contents: bool = True) -> Matrix:
+    """A matrix whose row i is multiplied by factors[i], or all rows by one factor, in its own format.
+
+    Blocks of GGUF become bfloat16. Without `contents` it has its format and size alone.
+    """
+    each = np.broadcast_to(np.asarray(factors, np.float32), matrix.shape[:1])
+    if (each == 1).all() or not contents:
+        return matrix
+    if isinstance(matrix, GroupedMatrix):
+        return _read_scaled(matrix, each)
+    values = dequantize(matrix) * each.reshape(-1, *(1,) * (len(matrix.shape) - 1))
+    if matrix.format == "f32":
+        return Tensor("f32", matrix.shape, values)
+    return Tensor("bf16", matrix.shape, bf16_bits(values))
+
+
+def _read_scaled(matrix: GroupedMatrix, factors: NDArray[np.float32]) -> GroupedMatrix:
+    read = matrix.read
+
+    def rows(start: int, end: int) -> Groups:
+        found, factor = read(start, end), factors[start:end, None]
+        minimum = None if found.minimum is None else found.minimum * factor
+        return Groups(found.values, found.scale * factor, minimum)
+
+    return replace(matrix, read=rows)

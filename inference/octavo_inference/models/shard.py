@@ -2,6 +2,7 @@
 
     q, k, v, gate, up   rows: each rank computes some heads, and some of the MLP's inner elements
     o, down             columns: each rank has one term of a sum that `Group.all_reduce` completes
+    experts             each like the MLP; the router is whole, so that all ranks choose the same experts
     lm_head             rows: `Group.gather` puts the logits together
     embedding, norms    whole
 
@@ -11,14 +12,15 @@ With fewer key-value heads than ranks, each head is replicated on several ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, column_step, required
+from octavo_inference.models.layers import Experts
+from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, column_step, required
 
 # Tensor parallel sizes that an error message can suggest.
 _OFFERED = range(1, 9)
@@ -42,6 +44,7 @@ def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tup
         heads=config.heads // size,
         kv_heads=max(1, config.kv_heads // size),
         intermediate=config.intermediate // size,
+        experts=None if config.experts is None else _divided(config.experts, size),
     )
     step = vocab_share(config.vocab, size)
     head = weights.lm_head
@@ -68,7 +71,9 @@ def require_shards(config: ModelConfig, weights: Weights, size: int) -> None:
 def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
     if size == 1:
         return None
-    for count, what in ((config.heads, "attention heads"), (config.intermediate, "inner elements of its MLP")):
+    if config.state is not None:
+        return "the model has state layers, which are not divided between GPUs"
+    for count, what in _counts(config):
         if count % size:
             return f"the model has {count} {what}, which {size} does not divide"
     if config.kv_heads % size and size % config.kv_heads:
@@ -78,8 +83,26 @@ def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
     return next(filter(None, (_block_refusal(m, size) for m in _summed(weights.layers))), None)
 
 
-def _summed(layers: Iterable[LayerWeights]) -> Iterable[Matrix]:
-    return (required(matrix) for layer in layers for matrix in (layer.o, layer.down))
+def _counts(config: ModelConfig) -> Iterator[tuple[int, str]]:
+    """Numbers that ranks divide between them, and their names."""
+    yield config.heads, "attention heads"
+    if any(config.part(layer).feed_forward == "dense" for layer in range(config.layers)):
+        yield config.intermediate, "inner elements of its MLP"
+    if config.experts is not None:
+        yield config.experts.intermediate, "inner elements of each expert"
+        yield config.experts.shared, "inner elements of its shared experts"
+
+
+def _summed(layers: Iterable[LayerWeights]) -> Iterator[Matrix]:
+    """Matrices whose columns are divided."""
+    for layer in layers:
+        yield required(layer.o)
+        if layer.experts is None:
+            yield required(layer.down)
+        else:
+            yield from layer.experts.down
+            if layer.experts.shared_down is not None:
+                yield layer.experts.shared_down
 
 
 def _block_refusal(matrix: Matrix, size: int) -> str | None:
@@ -111,12 +134,14 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
         k=shared(required(layer.k)),
         v=shared(required(layer.v)),
         o=_columns(required(layer.o), rank, size),
-        gate=rows(required(layer.gate)),
-        up=rows(required(layer.up)),
-        down=_columns(required(layer.down), rank, size),
+        gate=None if layer.gate is None else rows(layer.gate),
+        up=None if layer.up is None else rows(layer.up),
+        down=None if layer.down is None else _columns(layer.down, rank, size),
+        experts=None if layer.experts is None else _experts(layer.experts, rank, size),
         q_bias=bias(layer.q_bias),
         k_bias=shared_bias(layer.k_bias),
         v_bias=shared_bias(layer.v_bias),
+        sinks=bias(layer.sinks),
         gate_bias=bias(layer.gate_bias),
         up_bias=bias(layer.up_bias),
         # Added once to a sum, not once by each rank.
@@ -125,11 +150,37 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
     )
 
 
+def _divided(experts: Experts, size: int) -> Experts:
+    return replace(experts, intermediate=experts.intermediate // size, shared=experts.shared // size)
+
+
+def _experts(experts: ExpertWeights, rank: int, size: int) -> ExpertWeights:
+    def rows(matrix: Matrix | None) -> Matrix | None:
+        return None if matrix is None else _part(matrix, rank, size)
+
+    def bias(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else _columns(tensor, rank, size)
+
+    shared_down = experts.shared_down
+    return replace(
+        experts,
+        gate=tuple(_part(matrix, rank, size) for matrix in experts.gate),
+        up=tuple(_part(matrix, rank, size) for matrix in experts.up),
+        down=tuple(_columns(matrix, rank, size) for matrix in experts.down),
+        gate_bias=bias(experts.gate_bias),
+        up_bias=bias(experts.up_bias),
+        down_bias=experts.down_bias if rank == 0 else None,
+        shared_gate=rows(experts.shared_gate),
+        shared_up=rows(experts.shared_up),
+        shared_down=None if shared_down is None else _columns(shared_down, rank, size),
+    )
+
+
 def _part(matrix: M, rank: int, size: int) -> M:
     count = matrix.shape[0] // size
     return matrix.rows(rank * count, (rank + 1) * count)
 
 
-def _columns(matrix: Matrix, rank: int, size: int) -> Matrix:
+def _columns(matrix: M, rank: int, size: int) -> M:
     count = matrix.shape[1] // size
     return matrix.columns(rank * count, (rank + 1) * count)

@@ -13,6 +13,7 @@ from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
 from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.layers import GatedDelta, Mamba2, ShortConv, StateLayer
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 _SMALLEST_GROUP = 16  # columns, of all backends
@@ -105,12 +106,13 @@ class LatentWeights:
 class StateWeights:
     """A state layer: `inputs` [rows, hidden], convolution [channels, kernel], `output` [hidden, inner].
 
-    Rows of `inputs`: Mamba-2: z, x, B, C, dt; gated delta: queries, keys, values, z, b, a (by head: first all of one
-    kind); short convolution: B, C, x. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D,
-    `norm` that of the outputs before `output`.
+    `inputs` are one matrix or several, one below the other. Their rows, by head, first all of one kind: Mamba-2: z, x,
+    B, C, dt; gated delta: queries, keys, values, z, b, a; short convolution: B, C, x. Channels of the convolution are
+    in the same order. `decay` [heads] is A_log, `step_bias` [heads] that of dt, `skip` [heads] D. `norm` is that of the
+    outputs before `output`: [inner] for Mamba-2, [value_dim] for gated delta.
     """
 
-    inputs: Matrix
+    inputs: tuple[Matrix, ...]
     conv: Tensor
     output: Matrix
     inputs_bias: Tensor | None = None
@@ -129,7 +131,8 @@ class LayerWeights:
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
     [head_dim] or as wide as q and k: `input_norm` comes before attention, `post_norm` before the MLP, the output norms
-    after them. `sinks` [heads]. `xielu` [2]: alpha_p and alpha_n of that activation, as they multiply its parts. None:
+    after them. `sinks` [heads]. The sigmoid of `attention_gate` [heads*head_dim, hidden] of the layer's normed input
+    multiplies what goes into o. `xielu` [2]: alpha_p and alpha_n of that activation, as they multiply its parts. None:
     the layer has no such tensor (`ModelConfig.part`).
     """
 
@@ -160,6 +163,7 @@ class LayerWeights:
     attention_output_norm_bias: Tensor | None = None
     mlp_output_norm_bias: Tensor | None = None
     sinks: Tensor | None = None
+    attention_gate: Matrix | None = None
     xielu: Tensor | None = None
     latent: LatentWeights | None = None
     state: StateWeights | None = None
@@ -230,23 +234,86 @@ class Weights:
         yield from (tensor for tensor in others if tensor is not None)
 
 
-def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]) -> LayerWeights:
-    """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
+def layer_of(
+    config: ModelConfig,
+    matrix: Callable[[int, int], Matrix],
+    norm: Callable[[int], Tensor],
+    experts: ExpertWeights | None = None,
+    number: int = 0,
+) -> LayerWeights:
+    """Layer `number` of a model, without biases, of what `matrix(rows, columns)` and `norm(size)` make, in order.
+
+    With `experts` (`experts_of`) in the place of the MLP.
+    """
+    part = config.part(number)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attends, fed = part.attention, experts is None and part.feed_forward == "dense"
     return LayerWeights(
         input_norm=norm(config.hidden),
-        q=matrix(queries, config.hidden),
-        k=matrix(keys, config.hidden),
-        v=matrix(keys, config.hidden),
-        o=matrix(config.hidden, queries),
+        q=matrix(queries, config.hidden) if attends else None,
+        k=matrix(keys, config.hidden) if attends else None,
+        v=matrix(keys, config.hidden) if attends else None,
+        o=matrix(config.hidden, queries) if attends else None,
         post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden),
-        up=matrix(config.intermediate, config.hidden),
-        down=matrix(config.hidden, config.intermediate),
-        q_norm=norm(config.head_dim) if config.qk_norm else None,
-        k_norm=norm(config.head_dim) if config.qk_norm else None,
+        gate=matrix(config.intermediate, config.hidden) if fed and config.gated else None,
+        up=matrix(config.intermediate, config.hidden) if fed else None,
+        down=matrix(config.hidden, config.intermediate) if fed else None,
+        q_norm=norm(config.head_dim) if config.qk_norm and attends else None,
+        k_norm=norm(config.head_dim) if config.qk_norm and attends else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+        attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,
+        experts=experts,
+        state=_state_of(config.hidden, config.state, matrix, norm) if part.state and config.state else None,
+    )
+
+
+def _state_of(
+    hidden: int, layer: StateLayer, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]
+) -> StateWeights:
+    shape, taps = layer.shape, layer.kernel
+    kernel, by_head = norm(shape.channels * taps), not isinstance(layer, ShortConv)
+    return StateWeights(
+        inputs=tuple(matrix(rows, hidden) for rows in layer.input_rows),
+        conv=Tensor(kernel.format, (shape.channels, taps), kernel.data.reshape(shape.channels, taps)),
+        output=matrix(hidden, layer.inner),
+        decay=norm(shape.heads) if by_head else None,
+        step_bias=norm(shape.heads) if by_head else None,
+        skip=norm(shape.heads) if isinstance(layer, Mamba2) else None,
+        norm=norm(layer.value_dim if isinstance(layer, GatedDelta) else layer.inner) if by_head else None,
+    )
+
+
+def experts_of(
+    config: ModelConfig, matrix: Callable[[int, int], Matrix], dense: Callable[[int, int], Tensor]
+) -> ExpertWeights:
+    """The experts of a layer, of what `matrix` and, for router and biases, `dense` make of rows and columns.
+
+    Biases where the model's MLPs have them.
+    """
+    experts, hidden = config.experts, config.hidden
+    if experts is None:
+        raise TypeError(f"{config.architecture} has no experts")
+
+    def each(rows: int, columns: int) -> tuple[Matrix, ...]:
+        return tuple(matrix(rows, columns) for _ in range(experts.count))
+
+    def bias(rows: int) -> Tensor | None:
+        return dense(experts.count, rows) if config.mlp_bias else None
+
+    shared = experts.shared
+    return ExpertWeights(
+        router=dense(experts.count, hidden),
+        gate=each(experts.intermediate, hidden) if config.gated else (),
+        up=each(experts.intermediate, hidden),
+        down=each(hidden, experts.intermediate),
+        gate_bias=bias(experts.intermediate),
+        up_bias=bias(experts.intermediate),
+        down_bias=bias(hidden),
+        shared_gate=matrix(shared, hidden) if shared and config.gated else None,
+        shared_up=matrix(shared, hidden) if shared else None,
+        shared_down=matrix(hidden, shared) if shared else None,
+        shared_router=dense(1, hidden) if experts.shared_gate else None,
     )
 
 

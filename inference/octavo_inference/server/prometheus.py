@@ -124,11 +124,19 @@ class _ServerCollector(Collector):
             ):
                 yield self._counter(prefix + name, text, value)
             yield self._gauge("kv_cache_waste_perc", "Share of the KV pool held and not filled, 0..1", waste(report))
+            if report.state_slots:
+                yield from self._states(report)
             yield self._gauge("efficiency", "Product of octavo:efficiency_factor, since the start", efficiency(report))
             if report.expert_load is not None:
                 yield from self._experts(report.expert_load)
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _states(self, report: LoadReport) -> Iterator[Metric]:
+        running = report.state_slots_used - report.state_snapshots
+        yield self._gauge("state_slots", "Slots for states of sequences and snapshots", report.state_slots)
+        text = "Slots in use: by running sequences, or by snapshots that the prefix cache can find"
+        yield self._parts("state_slots_used", text, "kind", {"running": running, "snapshot": report.state_snapshots})
 
     def _experts(self, load: ExpertLoad) -> Iterator[Metric]:
         text = "Tokens of a layer's busiest expert divided by the mean of its experts"

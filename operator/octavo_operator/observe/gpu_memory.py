@@ -14,6 +14,7 @@ from octavo_operator.observe.gpu_fit import Card
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
 from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
+from octavo_protocol.state_slots import most_useful, state_slots
 
 _MIB = 1 << 20
 _BLOCK_SIZE = 16
@@ -33,7 +34,7 @@ _SIZING = frozenset(
     {
         *("kv-memory", "kv-dtype", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
         *("block-size", "profile", "device", "backend", "quantization", "cuda-graphs", "no-cuda-graphs"),
-        *("chunked-prefill", "no-chunked-prefill"),
+        *("chunked-prefill", "no-chunked-prefill", "state-snapshots"),
     }
 )
 
@@ -42,8 +43,9 @@ _SIZING = frozenset(
 class GpuEstimate:
     """Bytes on each GPU of one replica at full use. `card` is the GPU; None if only `kv` is known to matter.
 
-    `room`: what the rest leaves for the KV pool, negative if it leaves nothing. `sequence`: KV of the longest
-    sequence; `block`: a block of the pool; `length`: longest sequence in tokens.
+    `kv`: the pool, of blocks and of `states` of sequences. `room`: what the rest leaves for it, negative if it leaves
+    nothing. `sequence`: what it needs for the longest sequence, with all states; `block`: a block of the pool;
+    `length`: longest sequence in tokens.
     """
 
     card: Card | None
@@ -57,6 +59,7 @@ class GpuEstimate:
     block: int
     block_size: int
     length: int
+    states: int = 0
     tables: tuple[KvTables, ...] = ()
     chunk: int = 0
 
@@ -73,11 +76,12 @@ class GpuEstimate:
     @property
     def least(self) -> int:
         """Fewest bytes of KV with which a server starts."""
-        return 2 * table_count(self.tables) * self.block
+        return 2 * table_count(self.tables) * self.block + self.states
 
     def tokens_in(self, kv: int) -> int:
-        """Tokens of sequences of the longest length that fit into this many bytes."""
-        return tokens_held(self.tables, kv // self.block, self.chunk, self.block_size, self.length)
+        """Tokens of sequences of the longest length that fit into a pool of so many bytes."""
+        blocks = max(0, kv - self.states) // self.block
+        return tokens_held(self.tables, blocks, self.chunk, self.block_size, self.length)
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -126,10 +130,21 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
     room = memory - weights - working - graphs - reserve
     useful = rows * blocks_held(kinds, longest, chunk, block_size) * block
-    kv = (settings.kv_memory or max(0, min(room, useful))) // block * block
+    useful += most_useful(rows, found.state_bytes, settings.state_snapshots)
+    pool = settings.kv_memory or max(0, min(room, useful))
+    states = state_slots(
+        pool,
+        rows,
+        found.state_bytes,
+        rows_given=settings.max_running_requests is not None,
+        snapshots=settings.state_snapshots,
+        caching=settings.prefix_caching,
+    ).nbytes
+    blocks = max(0, pool - states) // block
+    kv = blocks * block + states
     length = longest
     if not settings.max_model_len:
-        length = max(longest_held(kinds, kv // block, chunk, block_size, longest), min(longest, block_size))
+        length = max(longest_held(kinds, blocks, chunk, block_size, longest), min(longest, block_size))
     return GpuEstimate(
         card=card,
         weights=weights,
@@ -138,10 +153,11 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
         graphs=graphs,
         reserve=reserve,
         room=room,
-        sequence=blocks_held(kinds, length, chunk, block_size) * block,
+        sequence=blocks_held(kinds, length, chunk, block_size) * block + states,
         block=block,
         block_size=block_size,
         length=length,
+        states=states,
         tables=kinds,
         chunk=chunk,
     )

@@ -13,6 +13,7 @@ from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
 from octavo_protocol.model import ModelReport
+from octavo_protocol.state_slots import most_useful, state_slots
 
 # Interpreter, libraries and vocabulary of the server's two processes; measured and rounded up.
 PROCESSES = 160 << 20
@@ -22,7 +23,7 @@ _TOKEN_BYTES = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
-    *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization"),
+    *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
 )
 
 
@@ -30,7 +31,8 @@ _SIZING = (
 class Estimate:
     """Bytes of one replica in RAM at full use.
 
-    `sequence`: KV of the longest sequence; `block`: a block of the pool; `length`: longest sequence in tokens.
+    `kv`: the pool, of blocks and of `states` of sequences; `sequence`: what it needs for the longest sequence, with all
+    states; `block`: a block of the pool; `length`: longest sequence in tokens.
     """
 
     limit: int
@@ -42,6 +44,7 @@ class Estimate:
     block: int
     block_size: int
     length: int
+    states: int = 0
     tables: tuple[KvTables, ...] = ()
     chunk: int = 0
 
@@ -58,11 +61,17 @@ class Estimate:
     @property
     def least(self) -> int:
         """Fewest bytes of KV with which a server starts."""
-        return 2 * table_count(self.tables) * self.block
+        return 2 * table_count(self.tables) * self.block + self.states
 
     def tokens_in(self, kv: int) -> int:
-        """Tokens of sequences of the longest length that fit into this many bytes."""
-        return tokens_held(self.tables, kv // self.block, self.chunk, self.block_size, self.length)
+        """Tokens of sequences of the longest length that fit into a pool of so many bytes."""
+        blocks = max(0, kv - self.states) // self.block
+        return tokens_held(self.tables, blocks, self.chunk, self.block_size, self.length)
+
+    @property
+    def of_states(self) -> str:
+        """What `sequence` has besides KV, for a sentence."""
+        return " with the states of all running sequences" if self.states else ""
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -92,9 +101,21 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     block = token * block_size // table_count(kinds)
     length = min(settings.max_model_len or found.max_length, found.max_length)
     chunk = _batched(settings, running, length)
-    kv = _pool(settings, limit, running * blocks_held(kinds, length, chunk, block_size) * block) // block * block
+    useful = running * blocks_held(kinds, length, chunk, block_size) * block
+    pool = _pool(settings, limit, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
+    states = state_slots(
+        pool,
+        running,
+        found.state_bytes,
+        rows_given=settings.max_running_requests is not None,
+        snapshots=settings.state_snapshots,
+        caching=settings.prefix_caching,
+    )
+    running = states.rows
+    blocks = max(0, pool - states.nbytes) // block
+    kv = blocks * block + states.nbytes
     if settings.max_model_len is None:
-        length = max(longest_held(kinds, kv // block, chunk, block_size, length), min(length, block_size))
+        length = max(longest_held(kinds, blocks, chunk, block_size, length), min(length, block_size))
     tokens = _batched(settings, running, length)
     return Estimate(
         limit=limit,
@@ -105,10 +126,11 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
         swap=_swap(settings, kv),
-        sequence=blocks_held(kinds, length, chunk, block_size) * block,
+        sequence=blocks_held(kinds, length, chunk, block_size) * block + states.nbytes,
         block=block,
         block_size=block_size,
         length=length,
+        states=states.nbytes,
         tables=kinds,
         chunk=chunk,
     )
@@ -146,8 +168,8 @@ def refusal(spec: Spec, found: Estimate) -> str:
         ways.append(f"lower spec.engine.maxModelLen to {found.kv_tokens}")
     pool = "spec.engine.kv.memory" if settings.kv_memory else f"{share} of what spec.resources.memory leaves"
     return (
-        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {mib(found.sequence)}, and "
-        f"the pool has {mib(found.kv)} ({pool}); {', or '.join(ways)}"
+        f"spec.engine.maxModelLen: the KV of one sequence of {found.length} tokens takes {mib(found.sequence)}"
+        f"{found.of_states}, and the pool has {mib(found.kv)} ({pool}); {', or '.join(ways)}"
     )
 
 
@@ -162,9 +184,10 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         tokens = found.tokens_in(room)
         pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
+    longest = f"one sequence of {found.length} tokens takes {mib(found.sequence)}{found.of_states}"
     parts = [
         f"the weights take {mib(found.weights)}",
-        f"the KV pool {mib(found.kv)} (one sequence of {found.length} tokens takes {mib(found.sequence)})",
+        f"the KV pool {mib(found.kv)} ({longest})",
         f"working memory {mib(found.activations)}",
         *([f"swapped KV {mib(found.swap)}"] if found.swap else []),
         f"the processes {mib(PROCESSES)}",

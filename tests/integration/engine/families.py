@@ -35,7 +35,8 @@ class Family:
     prompts: tuple[int, ...] = (70, 5, 33, 90)
 
     def config(self) -> Any:
-        name = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(self.model, f"{self.model}Config")
+        inner = {"Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe"}  # language models inside of multimodal ones
+        name = f"{self.model}{'Text' if self.model in inner else ''}Config"
         base = {
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -211,6 +212,75 @@ EXPERTS = {
 }
 
 
+MAMBA = {
+    "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_expand": 2, "mamba_n_groups": 2,
+    "mamba_d_conv": 4, "mamba_chunk_size": 16,
+}  # fmt: skip
+DELTA = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    "head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
+}  # fmt: skip
+MIXED = ["mamba", "attention", "mamba", "mamba"]
+NEMOTRON = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe", "linear_attention"],
+    "head_dim": 16, "mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2,
+    "chunk_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "use_bias": True,
+}  # fmt: skip
+HYBRIDS = {
+    "bamba": Family("Bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": Family(
+        "FalconH1",
+        {
+            **MAMBA, "mamba_d_ssm": 128, "head_dim": 16, "mamba_rms_norm": True, "mamba_norm_before_gate": False,
+            "attention_in_multiplier": 1.5, "attention_out_multiplier": 0.7, "ssm_in_multiplier": 1.2,
+            "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.5, 1.5, 0.8, 1.2, 0.9], "key_multiplier": 0.6,
+            "mlp_multipliers": [0.8, 1.3], "embedding_multiplier": 2.0, "lm_head_multiplier": 0.5,
+        },
+    ),
+    "falcon_h1-no-norm": Family("FalconH1", {**MAMBA, "mamba_d_ssm": 128, "head_dim": 16, "mamba_rms_norm": False}),
+    "granitehybrid": Family(
+        "GraniteMoeHybrid",
+        {
+            **MAMBA, "layer_types": MIXED, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "shared_intermediate_size": 48, "embedding_multiplier": 4.0, "residual_multiplier": 0.4,
+            "attention_multiplier": 0.2, "logits_scaling": 4.0, "position_embedding_type": None,
+        },
+    ),
+    "granitehybrid-dense": Family(
+        "GraniteMoeHybrid",
+        {
+            **MAMBA, "layer_types": MIXED, "num_local_experts": 0, "shared_intermediate_size": 48,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "lfm2": Family("Lfm2", {"layer_types": ["conv", "full_attention", "conv", "conv"], "block_multiple_of": 8}),
+    "lfm2moe": Family(
+        "Lfm2Moe",
+        {
+            "layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+        },
+    ),
+    "mamba2": Family(
+        "Mamba2",
+        {
+            "num_heads": 8, "head_dim": 16, "state_size": 16, "expand": 2, "n_groups": 2, "conv_kernel": 4,
+            "chunk_size": 16, "use_bias": True,
+        },
+    ),
+    "nemotron_h": Family("NemotronH", NEMOTRON),
+    # Files of llama.cpp do not have the limit.
+    "nemotron_h-unlimited": Family("NemotronH", {**NEMOTRON, "time_step_min": 1e-30}),
+    "qwen3_next": Family(
+        "Qwen3Next", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48), "mlp_only_layers": [1]}
+    ),
+    "qwen3_next-sparse": Family("Qwen3Next", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48)}),
+    "qwen3_5": Family("Qwen3_5", DELTA),
+    "qwen3_5_moe": Family("Qwen3_5Moe", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48)}),
+}  # fmt: skip
+
+
 def build(family: Family) -> Any:
     """Random weights, large enough that every part of the model matters."""
     torch.manual_seed(0)
@@ -241,16 +311,26 @@ def backends(path: Path, max_model_len: int, only_best: bool = False, dtype: str
     model = load_model(str(path))
     blocks = 24 * len(pool_layout(model.config).groups) + 1
     sizes = {"num_blocks": blocks, "block_size": BLOCK, "max_model_len": max_model_len}
-    result: list[Any] = [ReferenceBackend(model.config, model.weights, **sizes)]
+    slots = 8 if model.config.state is not None else 0
+    result: list[Any] = [ReferenceBackend(model.config, model.weights, **sizes, state_slots=slots)]
     cpu = {"max_batched_tokens": 256, "max_running": 8, "dtype": dtype, "threads": 2} | sizes
     for variant in library.available()[: 1 if only_best else None]:
         kernels = library.load(variant)
-        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, **cpu)]
+        result += [CpuBackend.create(model.config, model.weights, kernels=kernels, state_slots=slots, **cpu)]
     return result
 
 
-def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[int, int]], layout: PoolLayout) -> Batch:
-    """Each sequence advances over its span. The blocks that its windows have passed are the last one of the pool."""
+def batch(
+    tokens: list[list[int]],
+    blocks: list[list[int]],
+    spans: list[tuple[int, int]],
+    layout: PoolLayout,
+    rows: list[int] | None = None,
+) -> Batch:
+    """Each sequence advances over its span; `rows` are its slots of states.
+
+    The blocks that its windows have passed are the last one of the pool.
+    """
     positions = [np.arange(*span, dtype=np.int32) for span in spans]
     table = np.array(blocks, np.int32) + 24 * np.arange(len(layout.groups), dtype=np.int32)[:, None, None]
     for number, group in enumerate(layout.groups):
@@ -265,6 +345,7 @@ def batch(tokens: list[list[int]], blocks: list[list[int]], spans: list[tuple[in
         query_start=np.array([0, *ends], np.int32),
         seq_len=np.array([end for _, end in spans], np.int32),
         block_table=table,
+        states=np.array([] if rows is None else rows, np.int32),
         sample=SampleRows.greedy((ends - 1).astype(np.int32), np.array([end for _, end in spans], np.int32)),
     )
 
@@ -296,7 +377,8 @@ def compare(family: Family, model: Any, backend: Any, tolerance: float = 2e-4) -
     for step in range(max(map(len, steps))):
         active = [i for i, s in enumerate(steps) if step < len(s)]
         now = [steps[i][step] for i in active]
-        got = backend.logits(batch([tokens[i] for i in active], [places[i] for i in active], now, backend.layout))
+        placed = [places[i] for i in active]
+        got = backend.logits(batch([tokens[i] for i in active], placed, now, backend.layout, active))
         for i, (_, end), row in zip(active, now, got, strict=True):
             wanted = expected[i][end - 1]
             assert np.abs(wanted).max() > 0.05

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo_inference import LLM, SamplingParams
 
-from .families import DENSE, FAMILIES, VOCAB, backends, build, compare, save
+from .families import DENSE, EXPERTS, FAMILIES, VOCAB, backends, build, compare, save
 from .gguf_files import GGUF, Kind, round_weights, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,6 +37,22 @@ _FEW = ("gpt2", "bloom", "cohere-norms", "olmo2", "apertus")
 )
 def test_more_dense_families_from_safetensors(name: str, tmp_path: Path) -> None:
     family = DENSE[name]
+    model = build(family)
+    save(model, tmp_path)
+    for backend in backends(tmp_path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
+
+
+# Between them: groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; inputs that
+# are multiplied by weights.
+_FEW_MIXTURES = ("glm4_moe", "gpt_oss", "llama4")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in _FEW_MIXTURES else [pytest.mark.full]) for name in EXPERTS]
+)
+def test_mixtures_of_experts_from_safetensors(name: str, tmp_path: Path) -> None:
+    family = EXPERTS[name]
     model = build(family)
     save(model, tmp_path)
     for backend in backends(tmp_path, family.max_model_len, only_best=True):

@@ -54,6 +54,9 @@ def mixture(experts: Experts, weights: ExpertWeights, x: Float32, activate: Acti
         return 0 if tensor is None else dequantize(tensor)[expert]
 
     def expert(number: int, row: Float32) -> Float32:
+        if not weights.gate:
+            inner = activate(row @ dequantize(weights.up[number]).T + bias(weights.up_bias, number))
+            return inner @ dequantize(weights.down[number]).T + bias(weights.down_bias, number)
         gate = row @ dequantize(weights.gate[number]).T + bias(weights.gate_bias, number)
         up = row @ dequantize(weights.up[number]).T + bias(weights.up_bias, number)
         if experts.clamp is None:
@@ -73,7 +76,9 @@ def mixture(experts: Experts, weights: ExpertWeights, x: Float32, activate: Acti
         for number, scale in zip(ids, scales, strict=True):
             out[token] += expert(number, row * scale) if experts.input_scaled else expert(number, row) * scale
     if weights.shared_up is not None:
-        gate, up = x @ dequantize(required(weights.shared_gate)).T, x @ dequantize(weights.shared_up).T
-        shared = (activate(gate) * up) @ dequantize(required(weights.shared_down)).T
+        up = x @ dequantize(weights.shared_up).T
+        gate = weights.shared_gate
+        inner = activate(up) if gate is None else activate(x @ dequantize(gate).T) * up
+        shared = inner @ dequantize(required(weights.shared_down)).T
         out += shared if weights.shared_router is None else shared * sigmoid(x @ dequantize(weights.shared_router).T)
     return out

@@ -51,15 +51,15 @@ def random_mixture(
         shared = experts.shared
         return ExpertWeights(
             router=tensor(rng, experts.count, hidden),
-            gate=many("gate", inner, hidden),
+            gate=many("gate", inner, hidden) if config.gated else (),
             up=many("up", inner, hidden),
             down=many("down", hidden, inner),
             router_bias=floats(experts.count) if router_biased else None,
             correction=floats(experts.count, scale=0.3) if corrected else None,
-            gate_bias=floats(experts.count, inner) if biased else None,
+            gate_bias=floats(experts.count, inner) if biased and config.gated else None,
             up_bias=floats(experts.count, inner) if biased else None,
             down_bias=floats(experts.count, hidden) if biased else None,
-            shared_gate=matrix("gate", shared, hidden) if shared else None,
+            shared_gate=matrix("gate", shared, hidden) if shared and config.gated else None,
             shared_up=matrix("up", shared, hidden) if shared else None,
             shared_down=matrix("down", hidden, shared) if shared else None,
             shared_router=tensor(rng, 1, hidden) if experts.shared_gate else None,

@@ -24,7 +24,7 @@ from .test_forward import TINY, create, random_weights
 
 _STEPS = 8
 _MODEL = replace(TINY, hidden=96, intermediate=128)
-_PROMPTS = [3, 31, 40]
+PROMPTS = [3, 31, 40]
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +45,25 @@ def launched(backend: CpuBackend, table: RowTable, total: list[int], run: Decode
 def table_of(temperature: float = 0.0) -> RowTable:
     """Rows of three sequences that cross a border of blocks at different steps."""
     rng = np.random.default_rng(1)
-    table = RowTable.zeros(len(_PROMPTS), 256, 32, _MODEL.vocab)
+    table = RowTable.zeros(len(PROMPTS), 256, 32, _MODEL.vocab)
     table.tokens[:] = rng.integers(0, _MODEL.vocab, table.tokens.shape)
-    table.blocks[:, 0] = rng.permutation(24).reshape(len(_PROMPTS), 8)
-    for row in range(len(_PROMPTS)):
+    table.blocks[:, 0] = rng.permutation(24).reshape(len(PROMPTS), 8)
+    for row in range(len(PROMPTS)):
         table.sampling[row] = sampling_columns(seed=row, temperature=temperature, top_p=0.95 if row else 1.0)
     return table
 
 
 def prefilled(weights: Weights, kernels: Kernels, table: RowTable) -> CpuBackend:
     backend = create(_MODEL, weights, kernels)
-    for length in range(1, max(_PROMPTS)):
-        launched(backend, table, [min(length, prompt) for prompt in _PROMPTS], None)
+    for length in range(1, max(PROMPTS)):
+        launched(backend, table, [min(length, prompt) for prompt in PROMPTS], None)
     return backend
 
 
 def run_of(
     steps: int = _STEPS, seconds: float = 60.0, fd: int = -1, ends: tuple[tuple[int, ...], ...] = ()
 ) -> DecodeRun:
-    given = ends or ((),) * len(_PROMPTS)
+    given = ends or ((),) * len(PROMPTS)
     starts = np.cumsum([0, *map(len, given)]).astype(np.int32)
     return DecodeRun(steps, seconds, fd, np.array([token for each in given for token in each], np.int32), starts)
 
@@ -72,8 +72,8 @@ def one_by_one(backend: CpuBackend, table: RowTable) -> np.ndarray:
     """The tokens of single steps, which are written to the table."""
     found = []
     for step in range(_STEPS):
-        [tokens] = launched(backend, table, [prompt + step for prompt in _PROMPTS], None)
-        for row, prompt in enumerate(_PROMPTS):
+        [tokens] = launched(backend, table, [prompt + step for prompt in PROMPTS], None)
+        for row, prompt in enumerate(PROMPTS):
             table.tokens[row, prompt + step] = tokens[row]
         found.append(tokens.copy())
     return np.stack(found)
@@ -83,7 +83,7 @@ def one_by_one(backend: CpuBackend, table: RowTable) -> np.ndarray:
 def test_tokens_are_those_of_single_steps(weights: Weights, kernels: Kernels, temperature: float) -> None:
     table = table_of(temperature)
     backend = prefilled(weights, kernels, table)
-    found = launched(backend, table, _PROMPTS, run_of())
+    found = launched(backend, table, PROMPTS, run_of())
     np.testing.assert_array_equal(found, one_by_one(backend, table))
 
 
@@ -93,17 +93,17 @@ def test_a_run_ends_where_a_token_ends_its_own_sequence(weights: Weights, kernel
     expected = one_by_one(backend, table)
     end = int(expected[4, 1])
     first = 1 + expected[:, 1].tolist().index(end)
-    found = launched(backend, table, _PROMPTS, run_of(ends=((), (end, 5), ())))
+    found = launched(backend, table, PROMPTS, run_of(ends=((), (end, 5), ())))
     np.testing.assert_array_equal(found, expected[:first])
     others = tuple(token for token in range(_MODEL.vocab) if token not in expected[:, 0])
-    assert len(launched(backend, table, _PROMPTS, run_of(ends=(others, (), ())))) == _STEPS
+    assert len(launched(backend, table, PROMPTS, run_of(ends=(others, (), ())))) == _STEPS
 
 
 def test_a_run_ends_with_a_token_that_is_none(weights: Weights, kernels: Kernels) -> None:
     table = table_of()
     backend = prefilled(weights, kernels, table)
     backend._pools[0].view(np.float32)[table.blocks[2, 0, 1]] = np.nan
-    found = launched(backend, table, _PROMPTS, run_of())
+    found = launched(backend, table, PROMPTS, run_of())
     assert len(found) == 1
     assert found[0, 2] == -1
 
@@ -111,7 +111,7 @@ def test_a_run_ends_with_a_token_that_is_none(weights: Weights, kernels: Kernels
 def test_a_run_ends_when_its_time_is_up(weights: Weights, kernels: Kernels) -> None:
     table = table_of()
     backend = prefilled(weights, kernels, table)
-    assert [len(launched(backend, table, _PROMPTS, run_of(seconds=limit))) for limit in (0.0, -1.0)] == [1, 1]
+    assert [len(launched(backend, table, PROMPTS, run_of(seconds=limit))) for limit in (0.0, -1.0)] == [1, 1]
 
 
 def test_a_run_ends_when_a_message_arrives_or_the_peer_has_gone(weights: Weights, kernels: Kernels) -> None:
@@ -120,13 +120,13 @@ def test_a_run_ends_when_a_message_arrives_or_the_peer_has_gone(weights: Weights
     ours, theirs = socket.socketpair()
     with ours:
         run = run_of(fd=ours.fileno())
-        assert len(launched(backend, table, _PROMPTS, run)) == _STEPS
+        assert len(launched(backend, table, PROMPTS, run)) == _STEPS
         with theirs:
             os.write(theirs.fileno(), b"x")
-            assert len(launched(backend, table, _PROMPTS, run)) == 1
+            assert len(launched(backend, table, PROMPTS, run)) == 1
             assert ours.recv(9) == b"x"
-            assert len(launched(backend, table, _PROMPTS, run)) == _STEPS
-        assert len(launched(backend, table, _PROMPTS, run)) == 1
+            assert len(launched(backend, table, PROMPTS, run)) == _STEPS
+        assert len(launched(backend, table, PROMPTS, run)) == 1
 
 
 @pytest.mark.parametrize("seed", range(4))

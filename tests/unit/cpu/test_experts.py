@@ -70,6 +70,9 @@ CASES: dict[str, tuple[Experts, int, dict[str, object], dict[str, bool]]] = {
         {"biased": True, "router_biased": True},
     ),
     "norm of outputs": (replace(PLAIN, shared=16), 0, {"output_norms": True, "activation": "gelu_tanh"}, {}),
+    "without gates": (replace(PLAIN, shared=80, intermediate=80), 0, {"gated": False, "activation": "relu2"}, {}),
+    "PhiMoE": (PLAIN, 0, {"layer_norm": True}, {}),
+    "no norm before": (replace(PLAIN, shared=16), 0, {"input_norms": False, "output_norms": True}, {}),
     "all experts": (replace(PLAIN, count=3, chosen=3), 0, {}, {}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -45,6 +46,13 @@ TINY = ModelConfig(
 )
 
 
+ACTIVATIONS: dict[str, Callable[[Float32], Float32]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+    "relu2": lambda x: np.square(np.maximum(x, 0)),
+}
+
+
 def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
     """Logits of every position of one sequence, [len(tokens), vocab]."""
     count, dim, group = len(tokens), config.head_dim, config.heads // config.kv_heads
@@ -52,6 +60,8 @@ def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
     def norm(x: Float32, weight: Tensor | None) -> Float32:
         if weight is None:
             return x
+        if config.layer_norm:
+            x = x - x.mean(-1, keepdims=True)
         scale: Float32 = dequantize(weight).ravel() / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm_eps)
         return x * scale
 
@@ -70,11 +80,7 @@ def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
     def softcap(x: Float32, cap: float | None) -> Float32:
         return x if cap is None else cap * np.tanh(x / cap)
 
-    def activate(x: Float32) -> Float32:
-        if config.activation == "silu":
-            return x / (1 + np.exp(-x))
-        return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
-
+    activate = ACTIVATIONS[config.activation]
     distance = np.arange(count)[:, None] - np.arange(count)
     x = dequantize(weights.embedding)[tokens] * config.embedding_scale
     for number, layer in enumerate(weights.layers):

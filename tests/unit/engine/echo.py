@@ -85,6 +85,8 @@ class EchoBackend:
 
     So a wrong slot, a wrong block, a block shared with someone who overwrote it, one given away too early or a copy
     forgotten changes the answer.
+    With `state_slots` it has a state per sequence too: the number of tokens so far, and a sum that identifies them. A
+    step checks that the state it continues from is that of the tokens before it.
     """
 
     name = "echo"
@@ -94,8 +96,11 @@ class EchoBackend:
     decode_runs = False
     max_prompt_scores: int | None = None
 
-    def __init__(self, num_blocks: int, block_size: int = 4, layout: PoolLayout = PLAIN) -> None:
+    def __init__(self, num_blocks: int, block_size: int = 4, state_slots: int = 0, layout: PoolLayout = PLAIN) -> None:
         self.num_blocks = num_blocks
+        self.state_slots = state_slots
+        self.states = np.full((state_slots, 2), 999, np.uint64)
+        self.state_copies: list[tuple[int, int]] = []
         self.block_size = block_size
         self.layout = layout
         self.kv = np.full((num_blocks, block_size), -1, np.int64)
@@ -119,6 +124,8 @@ class EchoBackend:
     def step(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
         self.kv.reshape(-1)[batch.slots] = batch.tokens
+        if self.state_slots:
+            self._update_states(batch)
         chosen = []
         for row, position, seed in zip(batch.sample.row, batch.sample.position, batch.sample.seed, strict=True):
             owner = int(np.searchsorted(batch.query_start, row, side="right")) - 1
@@ -142,6 +149,18 @@ class EchoBackend:
             states.append(state_of(self.read(batch, owner, int(batch.positions[token]) + 1)))
         return np.array(states, np.float32).reshape(-1, self.hidden_size)
 
+    def _update_states(self, batch: Batch) -> None:
+        for i, slot in enumerate(batch.states.tolist()):
+            start, end = int(batch.query_start[i]), int(batch.query_start[i + 1])
+            last, first = int(batch.seq_len[i]), int(batch.seq_len[i]) - (end - start)
+            if first == 0:
+                self.states[slot] = 0
+            context = self.kv[batch.block_table[0, i]].reshape(-1)[:first]
+            expected = [first, (context + 1).astype(np.uint64) @ WEIGHTS[:first]]
+            assert self.states[slot].tolist() == expected, "continues from the state of other tokens"
+            added = (batch.tokens[start:end] + 1).astype(np.uint64) @ WEIGHTS[first:last]
+            self.states[slot] += np.array([end - start, added], np.uint64)
+
     def read(self, batch: Batch, owner: int, seen: int) -> np.ndarray:
         """What the last of a sequence's first `seen` tokens attends to, group by group."""
         parts = []
@@ -162,6 +181,20 @@ class EchoBackend:
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         self.kv[list(blocks)] = 0
+
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, targets = {pair[0] for pair in pairs}, [pair[1] for pair in pairs]
+        assert len(set(targets)) == len(targets), "two copies to one slot"
+        assert not sources & set(targets), "a copy from a slot that is overwritten"
+        for source, target in pairs:
+            self.states[target] = self.states[source]
+        self.state_copies += pairs
+
+    def states_to_host(self, slots: Sequence[int]) -> np.ndarray:
+        return self.states[list(slots)]
+
+    def states_from_host(self, saved: np.ndarray, slots: Sequence[int]) -> None:
+        self.states[list(slots)] = saved
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
@@ -234,12 +267,21 @@ def make_runner(
     caching: bool = True,
     static_wait: float | None = None,
     host_blocks: int = 0,
+    host_state_blocks: int = 0,
     pace: float = 1.0,
     load_vocabulary: Callable[[], Compile] | None = None,
     layout: PoolLayout = PLAIN,
 ) -> Runner:
     limits = EngineLimits(
-        max_model_len, max_running, budget, max_queued, chunked, caching, static_wait, host_blocks=host_blocks
+        max_model_len,
+        max_running,
+        budget,
+        max_queued,
+        chunked,
+        caching,
+        static_wait,
+        host_blocks=host_blocks,
+        host_state_blocks=host_state_blocks,
     )
     clock = Ticks(pace)
     backend = EchoBackend(blocks, layout=layout) if backend is None else backend

@@ -25,9 +25,15 @@ class LateBackend(EchoBackend):
     steps_ahead = 1
 
     def __init__(
-        self, num_blocks: int, block_size: int = 4, rows: int = 8, longest: int = 64, layout: PoolLayout = PLAIN
+        self,
+        num_blocks: int,
+        block_size: int = 4,
+        rows: int = 8,
+        longest: int = 64,
+        state_slots: int = 0,
+        layout: PoolLayout = PLAIN,
     ) -> None:
-        super().__init__(num_blocks, block_size, layout)
+        super().__init__(num_blocks, block_size, state_slots, layout)
         groups = len(layout.groups)
         self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size, groups)
         self.table.tokens[:] = self.table.blocks[:] = -1
@@ -79,6 +85,18 @@ class LateBackend(EchoBackend):
     def copy_blocks(self, pairs) -> None:  # type: ignore[no-untyped-def]
         self.synchronize()
         super().copy_blocks(pairs)
+
+    def states_to_host(self, slots):  # type: ignore[no-untyped-def]
+        self.synchronize()
+        return super().states_to_host(slots)
+
+    def states_from_host(self, saved, slots) -> None:  # type: ignore[no-untyped-def]
+        self.synchronize()
+        super().states_from_host(saved, slots)
+
+    def copy_states(self, pairs) -> None:  # type: ignore[no-untyped-def]
+        self.synchronize()
+        super().copy_states(pairs)
 
 
 @dataclass

@@ -23,8 +23,14 @@ class RunningBackend(EchoBackend):
 
     decode_runs = True
 
-    def __init__(self, num_blocks: int, longest: Callable[[], int] = lambda: 1000, layout: PoolLayout = PLAIN) -> None:
-        super().__init__(num_blocks, layout=layout)
+    def __init__(
+        self,
+        num_blocks: int,
+        longest: Callable[[], int] = lambda: 1000,
+        state_slots: int = 0,
+        layout: PoolLayout = PLAIN,
+    ) -> None:
+        super().__init__(num_blocks, state_slots=state_slots, layout=layout)
         self.longest = longest
         self.planned: list[DecodeRun] = []
         self.ran: list[int] = []

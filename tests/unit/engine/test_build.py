@@ -75,6 +75,74 @@ def test_without_chunks_a_step_is_made_large_enough_for_any_prompt() -> None:
     assert sizes(chunked_prefill=False, max_running_requests=4).max_batched_tokens == 512
 
 
+STATE = 1000 * BLOCK_BYTES
+
+
+def with_states(room: int, **wishes: Any) -> Any:
+    settings = EngineSettings(**wishes)
+    return fit(
+        settings,
+        PROFILES[settings.profile],
+        max_positions=CONFIG.max_positions,
+        token_bytes=CONFIG.kv_bytes_per_token(2),
+        state_bytes=STATE,
+        block_size=32,
+        room=lambda *_: room,
+    )
+
+
+def test_states_of_running_sequences_take_at_most_half_of_the_pool() -> None:
+    got = with_states(room=20 * STATE)
+    assert got.max_running == 10
+    assert got.state_slots == 10 + 2, "a quarter of the other half are snapshots"
+    assert got.num_blocks == 8000
+    assert got.kv_memory == 12 * STATE + 8000 * BLOCK_BYTES
+
+
+def test_as_many_states_as_are_wished_leave_the_rest_for_blocks() -> None:
+    got = with_states(room=0, kv_memory=20 * STATE, max_running_requests=16, state_snapshots=3)
+    assert (got.max_running, got.state_slots, got.num_blocks) == (16, 19, 1000)
+    assert with_states(room=20 * STATE, prefix_caching=False).state_slots == 10
+
+
+def test_a_state_counts_as_its_blocks_in_the_memory_for_preempted_sequences() -> None:
+    got = with_states(room=0, kv_memory=20 * STATE, preemption="swap")
+    assert got.host_state_blocks == 1000
+    assert got.host_blocks == 5000
+
+
+def test_without_attention_layers_blocks_only_count_tokens() -> None:
+    settings = EngineSettings(max_running_requests=4, state_snapshots=2)
+    got = fit(
+        settings,
+        PROFILES["balanced"],
+        max_positions=256,
+        token_bytes=0,
+        state_bytes=STATE,
+        block_size=32,
+        room=lambda *_: 10 * STATE,
+    )
+    assert (got.num_blocks, got.state_slots, got.kv_memory, got.host_blocks) == (4 * 8, 6, 6 * STATE, 0)
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field", "message"),
+    [
+        ({"max_running_requests": 20}, "max_running_requests", "the states of 20 running sequences, 4096000 each, and"),
+        ({"state_snapshots": 11}, "state_snapshots", "hold 19 states of 4096000 bytes, 10 of running sequences"),
+        (
+            {"max_running_requests": 19, "state_snapshots": 0, "max_model_len": 256, "kv_memory": 19 * STATE + 20_000},
+            "max_model_len",
+            "hold 128 tokens and 19 states of 4096000 bytes; 77856768 bytes are needed",
+        ),
+    ],
+)
+def test_states_that_do_not_fit_are_refused_with_the_numbers(wishes: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        with_states(**{"room": 0, "kv_memory": 20 * STATE} | wishes)
+    assert refused.value.field == field
+
+
 def write(root: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         path = root / name

@@ -13,8 +13,9 @@ from tests.support.tiers import scaled
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
+from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.shard import require_shards, shard, vocab_share
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights, dequantize
+from octavo_inference.models.weights import ExpertWeights, LayerWeights, Tensor, Weights, dequantize
 
 ROWS = ("q", "gate", "up")
 SHARED = ("k", "v")
@@ -220,3 +221,74 @@ def test_groups_that_cannot_be_cut(matrix: GroupedMatrix, size: int, sentence: s
     with pytest.raises(SettingsError, match="tensor_parallel_size") as refused:
         require_shards(*with_down(matrix), size)
     assert str(refused.value).endswith(sentence)
+
+
+def mixture(inner: int = 8, shared: int = 4, *, dense: bool = False) -> tuple[ModelConfig, Weights]:
+    """A layer with three experts, biases and a gated shared MLP; with `dense`, another one with an MLP before it."""
+    rng, hidden = np.random.default_rng(inner), 32
+    config, weights = model(inner=6)
+
+    def values(rows: int, columns: int) -> Tensor:
+        return matrix(rng, rows, columns, "f32")
+
+    def each(rows: int, columns: int) -> tuple[Tensor, ...]:
+        return tuple(values(rows, columns) for _ in range(3))
+
+    experts = ExpertWeights(
+        router=values(3, hidden), gate=each(inner, hidden), up=each(inner, hidden), down=each(hidden, inner),
+        router_bias=values(1, 3), gate_bias=values(3, inner), up_bias=values(3, inner), down_bias=values(3, hidden),
+        shared_gate=values(shared, hidden), shared_up=values(shared, hidden), shared_down=values(hidden, shared),
+        shared_router=values(1, hidden),
+    )  # fmt: skip
+    layer = replace(weights.layers[0], gate=None, up=None, down=None, experts=experts)
+    described = Experts(count=3, chosen=2, intermediate=inner, shared=shared, shared_gate=True)
+    parts = (LayerParts(),) * dense + (LayerParts(feed_forward="experts"),)
+    config = replace(config, layers=len(parts), experts=described, parts=parts)
+    return config, replace(weights, layers=weights.layers * dense + (layer,))
+
+
+def test_each_expert_is_cut_like_an_mlp_and_the_router_is_whole() -> None:
+    config, weights = mixture()
+    whole = weights.layers[0].experts
+    parts = [shard(config, weights, rank=rank, size=4) for rank in range(4)]
+    cut = [part.layers[0].experts for _, part in parts]
+    assert all((one.experts.intermediate, one.experts.shared) == (2, 1) for one, _ in parts)
+    for expert in range(3):
+        for name, axis in (("gate", 0), ("up", 0), ("down", 1)):
+            same(getattr(whole, name)[expert], [getattr(part, name)[expert] for part in cut], axis)
+    for name, axis in (("gate_bias", 1), ("up_bias", 1), ("shared_gate", 0), ("shared_up", 0), ("shared_down", 1)):
+        same(getattr(whole, name), [getattr(part, name) for part in cut], axis)
+    # Added once to a sum.
+    assert [part.down_bias for part in cut] == [whole.down_bias, None, None, None]
+    assert all(part.router is whole.router and part.shared_router is whole.shared_router for part in cut)
+
+
+@pytest.mark.parametrize(
+    ("given_model", "size", "sentence"),
+    [
+        ({"inner": 6}, 4, "6 inner elements of each expert, which 4 does not divide; use 1, 2"),
+        ({"shared": 6}, 4, "6 inner elements of its shared experts, which 4 does not divide; use 1, 2"),
+        ({"dense": True}, 4, "6 inner elements of its MLP, which 4 does not divide; use 1, 2"),
+    ],
+)
+def test_experts_that_cannot_be_cut(given_model: dict, size: int, sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        require_shards(*mixture(**given_model), size)
+    assert str(refused.value).endswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("down", "sentence"),
+    [
+        (Tensor("q8_0", (32, 32), np.zeros((32, 34), np.uint8)), "32 columns in q8_0 blocks of 32 cannot be cut into"),
+        (grouped(Grouping("int4", 32), 32, np.arange(32, dtype=np.int32)[::-1]), "are sorted by group (act-order)"),
+    ],
+    ids=["blocks", "an order of columns"],
+)
+def test_the_columns_of_experts_are_cut_in_whole_blocks(down: Tensor | GroupedMatrix, sentence: str) -> None:
+    config, weights = mixture(inner=32)
+    experts = replace(weights.layers[0].experts, down=(down,) * 3)
+    weights = replace(weights, layers=(replace(weights.layers[0], experts=experts),))
+    with pytest.raises(SettingsError) as refused:
+        require_shards(config, weights, 2)
+    assert sentence in str(refused.value)

@@ -22,6 +22,7 @@ from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
+from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype, Quantization
@@ -44,7 +45,8 @@ _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
 _FEATURES = frozenset(
     {
-        *("layers of unlike sizes", "layers without attention or MLP"),
+        *("layers of unlike sizes", "layers without attention or MLP", "attention beside a state layer"),
+        *("Mamba-2 layers", "gated delta layers", "short convolutions", "gated attention"),
         *("chunked attention", "attention sinks", "ALiBi", "learned positions", "attention in both directions"),
         *("LayerNorm", "norms after the residual sum", "no norm before attention and MLP", "a norm of the embedding"),
         *("parallel attention and MLP", "an MLP without gate"),
@@ -61,10 +63,11 @@ def kv_element_bytes(dtype: str) -> int:
 
 
 class CpuBackend:
-    """A decoder's packed weights, KV pool and scratch memory, and the threads that run it.
+    """A decoder's packed weights, KV pool, states and scratch memory, and the threads that run it.
 
     `profile` sums the seconds of each part of the steps. `weight_bytes`, `kv_bytes` and `working_bytes` are the memory
-    allocated for packed weights, KV pool and buffers. The embedding's bytes are mostly those of a mapped file.
+    allocated for packed weights, KV pool with states, and buffers. The embedding's bytes are mostly those of a mapped
+    file.
     """
 
     def __init__(
@@ -81,11 +84,13 @@ class CpuBackend:
         max_model_len: int,
         threads: int,
         format_: Literal["f32", "bf16"],
+        state_slots: int = 0,
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
         self.layout = pool_layout(config)
         self.hidden_size, self.steps_ahead = config.hidden, 0
+        self.state_slots = state_slots
         self.decode_runs = True
         self.max_prompt_scores: int | None = None
         self.profile = abi.PartSeconds()
@@ -107,13 +112,21 @@ class CpuBackend:
             if layer.qkv.rows:
                 layer.group, at = self.layout.place(number)
                 layer.kv = address(self._pools[at])
+        states = state_sizes(config.state)
+        # What `StateLayer` of abi.h has in a slot: [layers, slots, elements].
+        self._states = _zeros((config.state_layers * state_slots, states.elements), np.dtype(np.float32)).reshape(
+            config.state_layers, state_slots, states.elements
+        )
+        with_state = [layer for layer in layers if layer.state.inputs.rows]
+        for layer, slots in zip(with_state, self._states, strict=True):
+            layer.state.slots = address(slots)
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim),
             packed.lm_head.rows,
             config.hidden,
         )
         _, attended, inner = widest_rows(config)
-        widest = max(config.hidden, attended, inner)
+        widest = max(config.hidden, attended, inner, states.inner)
         hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
@@ -129,6 +142,8 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), config.hidden), act),
             "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, inner), act),
+            "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
+            "mixed": _zeros((tokens, states.inner), act),
             "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
@@ -181,19 +196,22 @@ class CpuBackend:
             qkv_clip=config.qkv_clip or 0.0,
             temperature_floor=temperature[0],
             temperature_factor=temperature[1],
+            state=states,
+            attention_gate=config.attention_gate,
             routing=routing(config.experts),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes = memory.nbytes
+        self.kv_bytes = memory.nbytes + self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
         self.working_bytes = sum(b.nbytes for b in buffers.values()) + threads * packed.panel_bytes
         _LOG.info(
-            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
+            "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens, %d states), working memory %.0f MB",
             self.name,
             self.weight_bytes / 1e6,
             self.kv_bytes / 1e6,
             num_blocks,
             block_size,
+            state_slots,
             self.working_bytes / 1e6,
         )
 
@@ -212,6 +230,7 @@ class CpuBackend:
         quantization: Quantization = "auto",
         threads: int | None = None,
         kernels: Kernels | None = None,
+        state_slots: int = 0,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages become resident at first use.
 
@@ -238,6 +257,7 @@ class CpuBackend:
             max_model_len=max_model_len,
             threads=count,
             format_=format_,
+            state_slots=state_slots,
         )
 
     def launch(self, step: RowStep) -> StepHandle:
@@ -330,6 +350,19 @@ class CpuBackend:
         for pool, part in zip(self._pools, np.split(saved, ends[:-1], axis=1), strict=True):
             pool[list(blocks)] = part
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers."""
+        for origin, target in pairs:
+            self._states[:, target] = self._states[:, origin]
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots, all layers: [slot, layer, elements]."""
+        return np.ascontiguousarray(self._states[:, list(slots)].swapaxes(0, 1))
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        self._states[:, list(slots)] = saved.swapaxes(0, 1)
+
     def _score(self, rows: ScoreRows) -> ScoredTokens:
         """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
         parts, most = [], len(self._logits)
@@ -362,6 +395,7 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         query_start=address(batch.query_start),
         seq_len=address(batch.seq_len),
         block_table=address(batch.block_table),
+        states=address(batch.states),
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
         table_width=batch.block_table.shape[2],
@@ -422,10 +456,9 @@ def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
         heads, kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
         if part.attention and heads % kv_heads:
             raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+    check_state(config.state)
     if config.experts is not None:
         check_experts(config.experts, _STEP)
-        if not config.gated:
-            raise ModelError(f"{config.architecture}: the CPU kernels compute no experts without a gate")
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

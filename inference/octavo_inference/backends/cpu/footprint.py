@@ -68,12 +68,13 @@ def partial_floats(config: ModelConfig) -> int:
 
 
 def widest_rows(config: ModelConfig) -> tuple[int, int, int]:
-    """The largest number of elements, over all layers, of a token's q, k and v; attention's output; an MLP's inside."""
+    """Most elements, over all layers, of a token: of its q, k, v and gate; of attention's output; inside an MLP."""
     parts = [config.part(layer) for layer in range(config.layers)]
     heads = [(int(part.heads or 0), int(part.kv_heads or 0)) for part in parts if part.attention] or [(0, 0)]
     dim = config.head_dim
     inner = max((int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"), default=0)
-    return max(q + 2 * kv for q, kv in heads) * dim, max(q for q, _ in heads) * dim, inner
+    gates = 1 if config.attention_gate else 0
+    return max((1 + gates) * q + 2 * kv for q, kv in heads) * dim, max(q for q, _ in heads) * dim, inner
 
 
 def count_elements(folder: Path) -> int:
@@ -89,8 +90,12 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     """
     qkv, attended, inner = widest_rows(config)
     written = [config.hidden, qkv, *([config.hidden] if config.output_norms else [])]
-    widths = sum(map(_padded, written)) + config.hidden + attended + inner
-    widest = max(config.hidden, attended, inner)
+    mixed = 0
+    if config.state is not None:
+        written.append(sum(config.state.input_rows))
+        mixed = config.state.inner
+    widths = sum(map(_padded, written)) + config.hidden + attended + inner + mixed
+    widest = max(config.hidden, attended, inner, mixed)
     row = _padded(config.vocab) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:

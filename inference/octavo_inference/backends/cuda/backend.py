@@ -25,15 +25,18 @@ from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted
 from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, first_line, graph_room, graph_sizes
 from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage, size_of
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
+from octavo_inference.backends.cuda.kernels.expert_configs import token_steps
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
 from octavo_inference.backends.cuda.launch_sizes import padded
+from octavo_inference.backends.cuda.layers.context import LayerContext
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
 from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
 from octavo_inference.backends.cuda.scoring import PromptScorer, Scored
+from octavo_inference.backends.cuda.state_pool import DeviceStates, StateTransfer
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
@@ -51,7 +54,23 @@ log = logging.getLogger(__name__)
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD = 256
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES: frozenset[str] = frozenset()
+_FEATURES = frozenset(
+    {
+        "a mixture of experts",
+        "a clamped activation of experts",
+        "an MLP without gate",
+        "attention sinks",
+        "the activation gelu",
+        "the activation relu",
+        "the activation relu2",
+        "Mamba-2 layers",
+        "gated delta layers",
+        "short convolutions",
+        "layers without attention or MLP",
+        "attention beside a state layer",
+        "gated attention",
+    }
+)
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
 """A step without sequences. Padded to a graph's size it computes as much as a full step, and stores nothing."""
@@ -115,13 +134,14 @@ class CudaBackend:
         failpoints: Failpoints,
         capture: Capture | None,
     ) -> None:
-        kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
+        kind = f", {decoder.context.pool.data.dtype} KV".replace("torch.", "")
         self.name = f"cuda ({device.name}{kind})"
-        self.block_size = decoder.limits.block_size
-        self.num_blocks = decoder.pool.data.shape[1]
-        self.layout = decoder.layout
-        self.vocab_size = decoder.config.vocab
-        self.hidden_size = decoder.config.hidden
+        self.layout = decoder.context.layout
+        self.block_size = decoder.context.limits.block_size
+        self.num_blocks = decoder.context.pool.data.shape[1]
+        self.state_slots = decoder.context.states.data.shape[1]
+        self.vocab_size = decoder.context.config.vocab
+        self.hidden_size = decoder.context.config.hidden
         self.steps_ahead = 1
         self.decode_runs = False
         self.max_prompt_scores: int | None = None
@@ -130,15 +150,20 @@ class CudaBackend:
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
-        self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
+        self._pooler = Pooler(decoder.context.buffers.pool_items, decoder.context.buffers.pool_sums)
         self._scorer = scorer
-        self._stage = Stage(decoder.buffers.inputs, decoder.limits, decoder.limits.shares(decoder.config.kv_heads))
-        self._transfer = Transfer(decoder.pool)
+        self._stage = Stage(
+            decoder.context.buffers.inputs,
+            decoder.context.limits,
+            decoder.context.limits.shares(decoder.context.config.kv_heads),
+        )
+        self._transfer = Transfer(decoder.context.pool)
+        self._state_transfer = StateTransfer(decoder.context.states)
         self._lists = LaunchLists(self._list)
         self.graphs: Graphs | None = None
         if capture is not None:
-            first, later = graph_sizes(decoder.limits)
-            room = graph_room(decoder.limits)
+            first, later = graph_sizes(decoder.context.limits)
+            room = graph_room(decoder.context.limits)
             self.graphs = Graphs(
                 partial(self._record, capture), first, later, room, agreed=self._agreed, failed=self._capture_failed
             )
@@ -155,6 +180,7 @@ class CudaBackend:
         max_batched_tokens: int,
         max_running: int,
         max_model_len: int,
+        state_slots: int = 0,
         dtype: torch.dtype,
         kv_dtype: KvDtype = "auto",
         quantization: Quantization = "auto",
@@ -166,7 +192,8 @@ class CudaBackend:
         """Load the weights onto the device and allocate all other device memory.
 
         In a `group` of several ranks, config and weights are the rank's shard, and every step waits for the other
-        ranks. `capture` records graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
+        ranks. `state_slots` of a model with state layers: one for each row, then those of snapshots. `capture` records
+        graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
         their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
@@ -194,20 +221,21 @@ class CudaBackend:
         )
         buffers = allocate(buffer_shapes(config, limits, dtype, copies), device.torch)
         rows = DeviceRows(buffers.table, buffers.changes, limits)
-        decoder = Decoder(
+        loaded = upload(
             config,
-            upload(
-                config,
-                weights,
-                device=device.torch,
-                dtype=dtype,
-                quantization=quantization,
-                progress=progress,
-                fp8=fp8,
-                fp8_activations=buffers.fp8_activations,
-                ordered_activations=buffers.ordered_activations,
-                tiles=tiles,
-            ),
+            weights,
+            device=device.torch,
+            dtype=dtype,
+            quantization=quantization,
+            progress=progress,
+            fp8=fp8,
+            fp8_activations=buffers.fp8_activations,
+            ordered_activations=buffers.ordered_activations,
+            tiles=tiles,
+        )
+        context = LayerContext(
+            config,
+            tiles,
             allocate_pool(
                 layers=layout.depth,
                 num_blocks=num_blocks,
@@ -222,18 +250,26 @@ class CudaBackend:
             rows.table,
             limits,
             layout,
+            DeviceStates.allocate(config, slots=max(state_slots, max_running), device=device.torch),
             group,
         )
+        decoder = Decoder(context, loaded)
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
         scorer = PromptScorer(decoder, max_logprobs=MAX_LOGPROBS)
         return cls(device, decoder, rows, sampler, scorer, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
         """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
-        for step in rehearsal(self._decoder.limits):
+        experts = self._decoder.context.config.experts
+        changes = () if experts is None else token_steps(experts.chosen, experts.count)
+        for step in rehearsal(self._decoder.context.limits, changes):
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
+        if self.state_slots > 1:
+            self.copy_states([(0, 1)])
+            self.states_from_host(self.states_to_host([0]), [0])
+        self._decoder.context.buffers.expert_tokens.zero_()
         if self.graphs is not None:
             with self._watched():
                 self.graphs.start()
@@ -243,7 +279,7 @@ class CudaBackend:
         with self._watched():
             self._failpoints.hit("gpu.step")
             self._rows.apply(step.changes)
-            size = padded(size_of(step), self._decoder.limits)
+            size = padded(size_of(step), self._decoder.context.limits)
             captured = None if self.graphs is None else self.graphs.choose(size)
             size = captured or size
             self._stage.load(step, size)
@@ -280,7 +316,7 @@ class CudaBackend:
         """
         with self._watched():
             self._rows.apply(step.changes)
-            size = padded(size_of(step), self._decoder.limits)
+            size = padded(size_of(step), self._decoder.context.limits)
             self._stage.load(step, size)
             self._decoder.forward(self._stage.inputs(size))
             logits: Float32 = self._decoder.logits(len(step.sample.row)).cpu().numpy().copy()
@@ -290,8 +326,17 @@ class CudaBackend:
         """Not measured."""
         return {}
 
-    def expert_tokens(self) -> None:
-        """Not counted."""
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert of each layer computed since the start [layers, experts]; None without experts.
+
+        Waits for the device.
+        """
+        counts = self._decoder.context.buffers.expert_tokens
+        if counts.numel() == 0:
+            return None
+        with self._watched():
+            found: NDArray[np.int64] = counts.cpu().numpy().copy()
+        return found
 
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""
@@ -301,7 +346,7 @@ class CudaBackend:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all their layers."""
         with self._watched():
-            pool = self._decoder.pool
+            pool = self._decoder.context.pool
             for together in independent(pairs):
                 on_device = self._on_device(together)
                 for tensor in (pool.data, pool.scales):
@@ -312,7 +357,7 @@ class CudaBackend:
         """Write zeros to whole blocks, all their layers."""
         with self._watched():
             ids = self._on_device(list(blocks))
-            for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
+            for tensor in (self._decoder.context.pool.data, self._decoder.context.pool.scales):
                 if tensor is not None:
                     # Viewed as bytes: torch cannot fill float8.
                     tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
@@ -327,17 +372,32 @@ class CudaBackend:
         with self._watched():
             self._transfer.from_host(saved, blocks)
 
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots (source, destination), all layers."""
+        with self._watched():
+            copy_blocks(self._decoder.context.states.data, self._on_device(pairs))
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots to the host: [slot, layers, elements]."""
+        with self._watched():
+            return self._state_transfer.to_host(slots)
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        with self._watched():
+            self._state_transfer.from_host(saved, slots)
+
     def _compute(self, inputs: Inputs) -> None:
         """Run forward and sampling: the work that a graph records."""
         self._sampler.choose(self._decoder.forward(inputs), inputs)
 
     def _agreed(self, ok: bool) -> bool:
         """Return True if `ok` holds on all ranks. Waits for them."""
-        if self._decoder.group.size == 1:
+        if self._decoder.context.group.size == 1:
             return ok
         votes = torch.full((1,), float(ok), device=self._device)
-        self._decoder.group.all_reduce(votes)
-        return int(votes.item()) == self._decoder.group.size
+        self._decoder.context.group.all_reduce(votes)
+        return int(votes.item()) == self._decoder.context.group.size
 
     def _capture_failed(self, error: Exception) -> None:
         """Continue without the graph.
@@ -345,7 +405,7 @@ class CudaBackend:
         Raises when the device is lost, or when other ranks wait in a step that this one has left.
         """
         self._synchronize()
-        if self._decoder.group.size > 1:
+        if self._decoder.context.group.size > 1:
             raise DeviceError(
                 f"a CUDA graph could not be captured ({first_line(error)}), and the GPUs that share the model are now "
                 "out of step; start with --no-cuda-graphs"

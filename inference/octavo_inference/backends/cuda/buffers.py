@@ -13,11 +13,17 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, most_parts, most_split, shares_for
+from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, token_steps
+from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks
+from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
+from octavo_inference.backends.cuda.kernels.router import parts_size
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.pooling import ITEM
+from octavo_inference.backends.cuda.widths import widest_mlp
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts, GatedDelta, ShortConv
 
 T = TypeVar("T")
 
@@ -83,7 +89,9 @@ class StepBuffers(Generic[T]):
     `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
     float32. `fp8_activations` and `ordered_activations` are `ActivationCopies`, empty where no product reads them.
     `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
-    are those of `pooling.Pooler`.
+    are those of `pooling.Pooler`. The buffers from `router_sums` to `expert_tokens` are of mixtures of experts
+    (`expert_shapes`), those from `state_inputs` to `state_projected` of state layers (`state_shapes`), without elements
+    in models that have none.
     """
 
     fp8_activations: T
@@ -103,6 +111,21 @@ class StepBuffers(Generic[T]):
     projected: T
     gate_up: T
     activated: T
+    router_sums: T
+    expert_ids: T
+    expert_weights: T
+    shared_weights: T
+    expert_totals: T
+    expert_places: T
+    expert_blocks: T
+    expert_activated: T
+    expert_outputs: T
+    expert_tokens: T
+    state_inputs: T
+    convolved: T
+    state_mixed: T
+    state_solved: T
+    state_projected: T
     sampled: T
     logits: T
     gathered: T
@@ -122,8 +145,10 @@ def buffer_shapes(
     """
     tokens, rows = limits.tokens, limits.rows
     attended = config.heads * config.head_dim
-    qkv = attended + 2 * config.kv_heads * config.head_dim
-    widest = max(config.hidden, attended, config.intermediate)
+    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
+    inner = widest_mlp(config)
+    state = 0 if config.state is None else config.state.inner
+    widest = max(config.hidden, attended, state, inner)
 
     def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
         return BufferShape((size,), dtype)
@@ -147,14 +172,71 @@ def buffer_shapes(
         attended=by_token(config.heads, config.head_dim),
         partial=flat(_partial_elements(config, limits), torch.float32),
         projected=by_token(config.hidden),
-        gate_up=by_token(2 * config.intermediate),
-        activated=by_token(config.intermediate),
+        gate_up=by_token(2 * inner),
+        activated=by_token(inner),
+        **expert_shapes(config, tokens, dtype),
+        **state_shapes(config, tokens, dtype),
         sampled=BufferShape((rows, config.hidden), dtype),
         logits=BufferShape((rows, config.vocab), torch.float32),
         gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
         pool_items=flat(rows * ITEM),
         pool_sums=BufferShape((rows, config.hidden), torch.float32),
     )
+
+
+def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
+    """Buffers of mixtures of experts for steps of up to `tokens` tokens.
+
+    Logits of the router; the choices of tokens and their weights; their order by expert; rows between the products.
+    `expert_tokens` [layers, experts] int64 counts tokens for as long as the server runs.
+    """
+    experts = config.experts or Experts(0, 0, 0)
+    count, choices = experts.count, tokens * experts.chosen
+    most, places = sort_sizes(tokens, experts, dtype)
+
+    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> BufferShape:
+        return BufferShape(shape, dtype)
+
+    return {
+        "router_sums": BufferShape((parts_size(tokens, count + 1 if count else 0),), torch.float32),
+        "expert_ids": integers(tokens, experts.chosen),
+        "expert_weights": BufferShape((tokens, experts.chosen), torch.float32),
+        "shared_weights": BufferShape((tokens if count else 0,), torch.float32),
+        "expert_totals": integers(count),
+        "expert_places": integers(places),
+        "expert_blocks": integers(most),
+        "expert_activated": BufferShape((choices, experts.intermediate), dtype),
+        "expert_outputs": BufferShape((choices, config.hidden), dtype),
+        "expert_tokens": integers(config.layers if count else 0, count, dtype=torch.int64),
+    }
+
+
+def state_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
+    """Buffers of state layers for steps of up to `tokens` tokens.
+
+    Inputs, those that the convolution has mixed, outputs; the inverses of chunks of gated delta nets; the outputs of
+    layers that have attention, too, and add both.
+    """
+    layer = config.state
+    both = any(part.attention and part.state for part in config.parts)
+    shapes = {
+        "state_inputs": (0 if layer is None else sum(layer.input_rows),),
+        "convolved": (0 if layer is None or isinstance(layer, ShortConv) else layer.shape.channels,),
+        "state_mixed": (0 if layer is None else layer.inner,),
+        "state_solved": (layer.value_heads if isinstance(layer, GatedDelta) else 0, chunk_tile(dtype).tokens),
+        "state_projected": (config.hidden if both else 0,),
+    }
+    return {name: BufferShape((tokens, *shape), dtype) for name, shape in shapes.items()}
+
+
+def sort_sizes(tokens: int, experts: Experts, dtype: torch.dtype) -> tuple[int, int]:
+    """Most blocks, and most places of blocks, of a step of up to `tokens` tokens."""
+    if experts.count == 0:
+        return 0, 0
+    sizes = [n for n in (*token_steps(experts.chosen, experts.count), tokens) if n <= tokens]
+    rows = [block_rows(n * experts.chosen, experts.count, dtype) for n in sizes]
+    blocks = [most_blocks(n * experts.chosen, experts.count, r) for n, r in zip(sizes, rows, strict=True)]
+    return max(blocks), max(b * r for b, r in zip(blocks, rows, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

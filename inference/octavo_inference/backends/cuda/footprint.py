@@ -8,15 +8,18 @@ tests/contract compares the two.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.kernels.workspace import WORKSPACE
+from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.weight_plan import plan_weights
+from octavo_inference.backends.cuda.widths import widest_mlp
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
+from octavo_inference.models.layers import GatedDelta
 from octavo_inference.models.shard import shard, vocab_share
 from octavo_inference.models.weights import Weights
 from octavo_protocol.model import GpuReport, GpuShare
@@ -59,24 +62,60 @@ def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
 
 def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     attended = config.heads * config.head_dim
-    qkv = attended + 2 * config.kv_heads * config.head_dim
+    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
     shares = max(1, 3 * _PROCESSORS // config.kv_heads)
     parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
+    inner, mixed = widest_mlp(config), _experts(config)
     plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}
     return GpuShare(
         ranks=ranks,
         weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
         kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
-        token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32,
-        token_elements=2 * config.hidden + qkv + 2 * attended + 3 * config.intermediate,
-        widest=max(config.hidden, attended, config.intermediate),
+        token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
+        token_elements=2 * config.hidden
+        + qkv
+        + 2 * attended
+        + 3 * inner
+        + mixed.token_elements
+        + _state_elements(config),
+        widest=max(config.hidden, attended, inner, 0 if config.state is None else config.state.inner),
         row=_row(config, ranks),
-        fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES,
+        fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES + mixed.fixed,
         # Where the GPU's tensor cores multiply fp8.
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
     )
+
+
+def _state_elements(config: ModelConfig) -> int:
+    """Elements of a token in the buffers of state layers."""
+    layer = config.state
+    if layer is None:
+        return 0
+    solved = CHUNK * layer.value_heads if isinstance(layer, GatedDelta) else 0
+    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved + config.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _ExpertTerms:
+    """Buffers of mixtures of experts: bytes and activations of a token, and bytes for all."""
+
+    token: int
+    token_elements: int
+    fixed: int
+
+
+def _experts(config: ModelConfig) -> _ExpertTerms:
+    experts = config.experts
+    if experts is None:
+        return _ExpertTerms(0, 0, 0)
+    count, chosen = experts.count, experts.chosen
+    # Logits; ids, weights and at most three places of a choice, and a block of 16.
+    token = 4 * (count + 1) + (4 * (2 + 3) + 1) * chosen + 4
+    # Parts of the logits of 16 tokens; less than 18 places, a block and a sum of an expert; its tokens in all layers.
+    fixed = 4 * 128 * (count + 1) + 4 * 20 * count + 8 * config.layers * count
+    return _ExpertTerms(token, chosen * (experts.intermediate + config.hidden), fixed)
 
 
 def _row(config: ModelConfig, ranks: int) -> int:

@@ -6,7 +6,7 @@ The variant depends on a step's numbers of tokens, sequences and sample rows. Th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -28,17 +28,18 @@ from octavo_inference.core.model_input import (
 _TOKENS = (*ROW_STEPS, LIBRARY_ROWS, -(-LIBRARY_ROWS // GROUPED_ROWS) * GROUPED_ROWS)
 
 
-def rehearsal(limits: StepLimits) -> Iterator[RowStep]:
+def rehearsal(limits: StepLimits, more: Sequence[int] = ()) -> Iterator[RowStep]:
     """Decodes from one sequence to all, prompts from a few tokens to a whole step, each kind of sampling, and pooling.
 
-    All sequences write to block 0: no request owns a block yet.
+    `more`: further numbers of tokens at which kernels change. All sequences write to block 0: no request owns a block
+    yet.
     """
     yield _step([1], limits, "all")
     yield _step([1], limits, "named ids")
     rows = min(limits.rows, limits.tokens)
     for count in sorted({2**i for i in range(rows.bit_length())} | {rows}):
         yield _step([1] * count, limits, "greedy")
-    for tokens in sorted({min(n, limits.tokens) for n in (*_TOKENS, limits.tokens)}):
+    for tokens in sorted({min(n, limits.tokens) for n in (*_TOKENS, *more, limits.tokens)}):
         yield _step(_cut(tokens, limits), limits, "sampled")
 
 

@@ -36,6 +36,7 @@ class Attention:
         self._qkv = torch.cat([float32(required(each)) for each in (weights.q, weights.k, weights.v)])
         self._qkv_bias = stacked(weights.q_bias, weights.k_bias, weights.v_bias)
         self._o, self._o_bias = float32(required(weights.o)), optional(weights.o_bias)
+        self._gate = optional(weights.attention_gate)
         self._sinks = optional(weights.sinks)
         self._slopes = torch.from_numpy(alibi_slopes(self._heads)) * config.alibi if config.alibi else None
         by_head, exists = self._by_head, config.qk_norm is not None
@@ -67,6 +68,9 @@ class Attention:
                 seen = context[first:last]
                 distance = (torch.arange(first, last) - int(batch.positions[token])).abs()
                 mixed[places[token]] = self._attend(q[token], keys[seen], values[seen], distance)
+        gate = self._gate
+        if gate is not None:
+            mixed = mixed * tiled(lambda t: torch.sigmoid(linear(t, gate)), x)
         return tiled(lambda t: linear(t, self._o, self._o_bias), mixed)
 
     def _visible(self, position: int, length: int) -> tuple[int, int]:

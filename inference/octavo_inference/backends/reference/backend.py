@@ -18,6 +18,7 @@ from torch.nn.functional import linear
 
 from octavo_inference.backends.reference.functions import norm_of, softcap
 from octavo_inference.backends.reference.layer import Layer
+from octavo_inference.backends.reference.pool_rows import copy_rows, read_rows, write_rows
 from octavo_inference.backends.reference.tiles import TILE, float32, index, optional, place_tokens, tiled
 from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
@@ -34,10 +35,20 @@ _SCORED_ROWS = 8 * TILE  # rows of logits that exist at a time while a prompt is
 
 
 class ReferenceBackend:
-    """`Backend` in float32 torch. Each layer owns its part of the pool: tensors [blocks * block_size, ...]."""
+    """`Backend` in float32 torch.
+
+    Each layer owns its part of the pool: tensors [blocks * block_size, ...], and states [slots, ...].
+    """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, *, num_blocks: int, block_size: int, max_model_len: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        state_slots: int = 0,
     ) -> None:
         self.name = "reference"
         self.steps_ahead = 0
@@ -45,6 +56,7 @@ class ReferenceBackend:
         self.max_prompt_scores: int | None = None
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.state_slots = state_slots
         self.vocab_size = config.vocab
         self.hidden_size = config.hidden
         self._config = config
@@ -72,12 +84,16 @@ class ReferenceBackend:
                 slots=num_blocks * block_size,
                 block_size=block_size,
                 rope=None if rope is None else tables[rope],
+                state_slots=state_slots,
                 group=group,
                 shared=shared.get(at),
             )
             shared.setdefault(at, made.pools)
             self._layers.append(made)
-        self._pools = [pool for at, pools in shared.items() if at >= 0 for pool in pools]
+        # Views of what blocks and slots of states hold: [blocks, elements] and [slots, elements].
+        pools = [pool for at, pools in shared.items() if at >= 0 for pool in pools]
+        self._blocks = [pool.view(num_blocks, -1) for pool in pools]
+        self._states = [state.flatten(1) for layer in self._layers for state in layer.states]
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
@@ -155,27 +171,29 @@ class ReferenceBackend:
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""
-        for source, target in pairs:
-            for pool in self._pools:
-                blocks = self._by_block(pool)
-                blocks[target] = blocks[source]
+        copy_rows(self._blocks, pairs)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        for pool in self._pools:
-            self._by_block(pool)[list(blocks)] = 0
+        for pool in self._blocks:
+            pool[list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks of all layers: [block, elements]."""
-        return torch.cat([self._by_block(pool)[list(blocks)] for pool in self._pools], dim=1).numpy()
+        return read_rows(self._blocks, blocks)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        start = 0
-        for pool in map(self._by_block, self._pools):
-            end = start + pool.shape[1]
-            pool[list(blocks)] = torch.from_numpy(saved[:, start:end].copy())
-            start = end
+        write_rows(self._blocks, saved, blocks)
 
-    def _by_block(self, pool: Torch) -> Torch:
-        return pool.view(self.num_blocks, -1)
+    def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy the states of whole slots, all layers."""
+        copy_rows(self._states, pairs)
+
+    def states_to_host(self, slots: Sequence[int]) -> NDArray[np.generic]:
+        """Copy the states of whole slots: [slot, elements]."""
+        return read_rows(self._states, slots)
+
+    def states_from_host(self, saved: NDArray[np.generic], slots: Sequence[int]) -> None:
+        """Copy rows returned by `states_to_host` into as many slots."""
+        write_rows(self._states, saved, slots)

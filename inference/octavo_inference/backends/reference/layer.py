@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.reference.attention import Attention
 from octavo_inference.backends.reference.feed_forward import Mixture, Mlp
 from octavo_inference.backends.reference.functions import norm_of
+from octavo_inference.backends.reference.state import StateMixer
 from octavo_inference.backends.reference.tiles import tiled
 from octavo_inference.core.gather import Batch
 from octavo_inference.models.config import ModelConfig
@@ -16,10 +18,10 @@ from octavo_inference.models.weights import LayerWeights
 
 
 class Layer:
-    """A layer and its part of the pool. `pools`: tensors with a row for each slot.
+    """A layer and its part of the pool. `pools`: tensors with a row for each slot of a token.
 
-    `group`: the block table of its attention. Layers of other groups have the same place in a block: `shared` are the
-    pools of the first of them.
+    `states`: tensors with a row for each slot of a sequence (`state_slots`). `group`: the block table of its attention.
+    Layers of other groups have the same place in a block: `shared` are the pools of the first of them.
     """
 
     def __init__(
@@ -31,18 +33,24 @@ class Layer:
         slots: int,
         block_size: int,
         rope: Torch | None,
+        state_slots: int,
         group: int = 0,
         shared: list[Torch] | None = None,
     ) -> None:
         part = config.part(number)
         self._config = config
-        self._attention = None
+        self._mixers: list[Attention | StateMixer] = []
         self.pools: list[Torch] = []
+        self.states: list[Torch] = []
         if part.attention:
-            self._attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
-            self._attention.group = group
-            self._attention.pools = shared or self._attention.pools
-            self.pools += self._attention.pools
+            attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
+            attention.group, attention.pools = group, shared or attention.pools
+            self._mixers.append(attention)
+            self.pools += attention.pools
+        if part.state and config.state is not None and weights.state is not None:
+            mixer = StateMixer(config.state, weights.state, slots=state_slots, norm_eps=config.norm_eps)
+            self._mixers.append(mixer)
+            self.states += [mixer.conv, mixer.recurrent]
         self._feed_forward: Callable[[Torch], Torch] | None = None
         if part.feed_forward == "dense":
             self._feed_forward = Mlp(config, weights)
@@ -63,11 +71,15 @@ class Layer:
         mixed = self._mix(normed, places, batch)
         if config.parallel:
             return x + config.residual_scale * (mixed + self._feed(normed if config.shared_norm else x))
-        x = self._add(x, mixed) if self._attention is not None else x
+        x = self._add(x, mixed) if self._mixers else x
         return x if self._feed_forward is None else self._add_mlp(x)
 
     def _mix(self, normed: Torch, places: Torch, batch: Batch) -> Torch:
-        return normed * 0 if self._attention is None else self._attention(normed, places, batch)
+        """The sum of the mixers' outputs."""
+        mixed = torch.zeros_like(normed)
+        for mixer in self._mixers:
+            mixed = mixed + mixer(normed, places, batch)
+        return mixed
 
     def _feed(self, x: Torch) -> Torch:
         """The feed-forward part of a parallel layer, with its own norm if it has one."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo_inference.backends.transformers import attention
 from octavo_inference.backends.transformers.attention import KvShape
-from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutStates
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
@@ -26,7 +26,7 @@ DEFAULT_BLOCK_SIZE = 16
 _SCORED_TOKENS = 256
 
 
-class TransformersBackend:
+class TransformersBackend(WithoutStates):
     """`Backend` over a transformers module. `shapes` are the KV shapes of its attention calls, in order."""
 
     def __init__(

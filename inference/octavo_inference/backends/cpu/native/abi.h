@@ -91,6 +91,28 @@ enum Activation : int32_t {
   ACTIVATION_XIELU = 5,
 };
 
+enum StateKind : int32_t { STATE_MAMBA2 = 0, STATE_GATED_DELTA = 1, STATE_SHORT_CONV = 2 };
+
+// The sizes of a model's state layers (models/layers.py). Rows of their inputs, by head:
+//   Mamba-2: z, x, B, C, dt    gated delta: queries, keys, values, z, b, a    short convolution: B, C, x
+// A state has `rows` elements of B or a key, `columns` of x or a value. `key_heads` share them among `heads`.
+struct StateSizes {
+  int64_t channels, inner, elements;  // of the convolution, the outputs, a slot
+  int32_t kind, taps, heads, key_heads, rows, columns;
+  int32_t norm_group, norm_first;  // elements, 0: no norm; norm, then gate
+  float step_least, step_most;
+};
+
+// A state layer. A slot has the last inputs of the convolution (conv_state.h), then the states of the heads
+// (recurrence.h). `slots` is null where the layer has none of this.
+struct StateLayer {
+  const float *conv, *conv_bias;          // [taps][channels], [channels]
+  const float *decay, *step_bias, *skip;  // [heads]; the rate of decay for a step of 1, in powers of 2
+  const float* norm;                      // [inner]
+  float* slots;
+  Matrix inputs, output;
+};
+
 // RMSNorm, or LayerNorm, whose bias may be null. Without a weight there is no norm.
 struct Norm {
   const float *weight, *bias;
@@ -112,6 +134,7 @@ struct Layer {
   int32_t chunk;             // positions that only attend to each other; 0: no chunks
   int32_t group;             // its block table
   float xielu_positive, xielu_negative;
+  StateLayer state;
   const Experts* experts;  // in the place of gate_up and down
 };
 
@@ -140,6 +163,10 @@ struct Model {
   float embedding_scale, residual_scale, logit_scale;
   float qkv_clip;                               // limit of q, k and v; 0: none
   float temperature_floor, temperature_factor;  // of queries without rotation (models/config.py); factor 0: none
+  float* state_inputs;  // [tokens][rows of a state layer's inputs]
+  void* mixed;          // [tokens][inner], of the activation type
+  StateSizes state;
+  int32_t attention_gate;  // rows of qkv after v are those of a gate of attention's outputs
   Routing routing;
   float *router_input, *router_logits;  // router_input: null if the activation type is float
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
@@ -149,6 +176,7 @@ struct Model {
 // table that a group's window has passed are arbitrary blocks, as are those after a sequence's last token: not to be read.
 struct Batch {
   const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
+  const int32_t* states;  // slot of each sequence's state
   int32_t num_tokens, num_seqs, table_width, num_groups;
 };
 
@@ -198,9 +226,10 @@ struct DecodeRun {
 };
 
 // Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
-// lm_head include the norms and the rounding of their input rows, experts all of a mixture: router, products, sums.
+// lm_head include the norms and the rounding of their input rows, experts all of a mixture: router, products, sums,
+// states the parts of state layers between their linears.
 struct Profile {
-  double linears, attention, lm_head, elementwise, sampling, experts;
+  double linears, attention, lm_head, elementwise, sampling, experts, states;
 };
 
 }  // namespace octavo

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 13
+VERSION = 14
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -47,6 +47,7 @@ def is_of_integers(format_: int) -> bool:
     return format_ >= PACKED["int4"] and format_ != PACKED["fp8"]
 
 
+MAMBA2, GATED_DELTA, SHORT_CONV = 0, 1, 2
 SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4, "xielu": 5}
 CONCATENATED, INTERLEAVED = 0, 1
@@ -88,6 +89,28 @@ class PackedMatrix(ctypes.Structure):
         *[(name, c_int64) for name in ("rows", "cols", "span", "first_row")],
         *[(name, c_int32) for name in ("format", "part_count")],
         ("levels", c_int8 * 16),
+    ]
+
+
+class StateSizes(ctypes.Structure):
+    """The sizes of a model's state layers."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_int64) for name in ("channels", "inner", "elements")],
+        *[
+            (name, c_int32)
+            for name in ("kind", "taps", "heads", "key_heads", "rows", "columns", "norm_group", "norm_first")
+        ],
+        *[(name, c_float) for name in ("step_least", "step_most")],
+    ]
+
+
+class PackedState(ctypes.Structure):
+    """A state layer."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("conv", "conv_bias", "decay", "step_bias", "skip", "norm", "slots")],
+        *[(name, PackedMatrix) for name in ("inputs", "output")],
     ]
 
 
@@ -140,6 +163,7 @@ class Layer(ctypes.Structure):
         *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
         *[(name, c_int32) for name in ("heads", "kv_heads", "head_norm_stride", "window", "chunk", "group")],
         *[(name, c_float) for name in ("xielu_positive", "xielu_negative")],
+        ("state", PackedState),
         ("experts", c_void_p),
     ]
 
@@ -206,6 +230,9 @@ class DecoderArgs(ctypes.Structure):
                 "temperature_factor",
             )
         ],
+        *[(name, c_void_p) for name in ("state_inputs", "mixed")],
+        ("state", StateSizes),
+        ("attention_gate", c_int32),
         ("routing", Routing),
         *[
             (name, c_void_p)
@@ -224,7 +251,10 @@ class BatchArgs(ctypes.Structure):
     """The inputs of one step; see core/gather.py."""
 
     _fields_: ClassVar[Fields] = [
-        *[(name, c_void_p) for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table")],
+        *[
+            (name, c_void_p)
+            for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table", "states")
+        ],
         *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width", "num_groups")],
     ]
 
@@ -292,5 +322,5 @@ class PartSeconds(ctypes.Structure):
     """Seconds per part, summed over steps."""
 
     _fields_: ClassVar[Fields] = [
-        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling", "experts")
+        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling", "experts", "states")
     ]

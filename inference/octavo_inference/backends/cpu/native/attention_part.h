@@ -23,9 +23,16 @@ static void project_part(Step<P>& step, const Layer& layer) {
 // Reads no hidden state, so in parallel layers the feed-forward part comes before it.
 template <class P>
 static void attention_part(Step<P>& step, const Layer& layer, AttentionPlan& plan) {
-  auto* attended = static_cast<typename P::Act*>(step.m.attended);
-  attention<P>(step.m, step.b, layer, plan, step.m.qkv, layer.qkv.rows, attended, step.scratch(), step.worker);
+  const Model& m = step.m;
+  auto* attended = static_cast<typename P::Act*>(m.attended);
+  attention<P>(m, step.b, layer, plan, m.qkv, layer.qkv.rows, attended, step.scratch(), step.worker);
   step.watch.lap(step.profile.attention);
+  if (m.attention_gate) {
+    const i64 width = i64(layer.heads) * m.head_dim, gate = width + 2 * i64(layer.kv_heads) * m.head_dim;
+    step.rows(step.b.num_tokens,
+              [&](i64 t) { gate_row(attended + t * width, m.qkv + t * layer.qkv.rows + gate, width); });
+    step.watch.lap(step.profile.elementwise);
+  }
   step.add_linear(layer.output, attended, layer.attention_output_norm);
 }
 

@@ -13,6 +13,7 @@ from octavo_inference.backends.cpu.native.expert_packing import pack_experts
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
 from octavo_inference.backends.cpu.native.packing import Packed, Packer
+from octavo_inference.backends.cpu.native.state_packing import pack_state
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.positions import alibi_slopes
 from octavo_inference.models.weights import LayerWeights, Weights, dequantize
@@ -59,6 +60,10 @@ class _LayerPacker:
         if part.attention:
             layer.heads, layer.kv_heads = part.heads, part.kv_heads
             self._attention(layer)
+        if self.config.state is not None and self.weights.state is not None:
+            layer.state = pack_state(self.packer, self.config.state, self.weights.state, self.number)
+        if part.attention or part.state:
+            self._mixer_norms(layer)
         if part.feed_forward == "dense":
             self._mlp(layer)
         elif self.weights.experts is not None:
@@ -71,11 +76,8 @@ class _LayerPacker:
 
     def _attention(self, layer: abi.Layer) -> None:
         config, weights = self.config, self.weights
-        layer.qkv, layer.output = self._linear("q", "k", "v"), self._linear("o")
-        if config.input_norms:
-            layer.input_norm = self._norm("input_norm")
-        if config.output_norms or config.post_residual_norms:
-            layer.attention_output_norm = self._norm("attention_output_norm")
+        gate = ("attention_gate",) if config.attention_gate else ()
+        layer.qkv, layer.output = self._linear("q", "k", "v", *gate), self._linear("o")
         if config.qk_norm is not None:
             width = layer.heads * config.head_dim
             layer.q_norm, layer.k_norm = self._norm("q_norm", width), self._norm("k_norm", width)
@@ -86,6 +88,13 @@ class _LayerPacker:
         layer.sinks = self.packer.vector(weights.sinks)
         if config.alibi:
             layer.slopes = self.packer.own(alibi_slopes(layer.heads) * np.float32(config.alibi))
+
+    def _mixer_norms(self, layer: abi.Layer) -> None:
+        config = self.config
+        if config.input_norms:
+            layer.input_norm = self._norm("input_norm")
+        if config.output_norms or config.post_residual_norms:
+            layer.attention_output_norm = self._norm("attention_output_norm")
 
     def _mlp(self, layer: abi.Layer) -> None:
         gated, weights = self.config.gated, self.weights
@@ -103,7 +112,7 @@ class _LayerPacker:
 
     def _linear(self, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
         matrices = [getattr(self.weights, role) for role in roles]
-        biases = [getattr(self.weights, f"{role}_bias") for role in roles]
+        biases = [getattr(self.weights, f"{role}_bias", None) for role in roles]
         return self.packer.matrix(matrices, arrangement, biases, [f"{role} of layer {self.number}" for role in roles])
 
     def _norm(self, role: str, width: int | None = None) -> abi.Norm:

@@ -153,8 +153,7 @@ class ExpertsPart {
       else
         copy_row(step_.state(t), router_input() + t * width, width);
       Act* row = inputs(t);
-      if constexpr (!std::is_same_v<Act, float>)
-        copy_row(router_input() + t * width, row, width);
+      if constexpr (!std::is_same_v<Act, float>) copy_row(router_input() + t * width, row, width);
       if (ROUNDS_ACTIVATIONS && experts_.integers) quantize_row(row, width, rounded(t));
     });
   }
@@ -217,12 +216,15 @@ class ExpertsPart {
     const auto multiply = [&](const auto& epilogue) {
       Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue).piece(piece - run.up_pieces);
     };
+    Act* const out = activated(run, run.first);
     if (m_.routing.clamp > 0 && !is_shared(run))
-      multiply(ClampedGate<Act>{activated(run, run.first), stride, matrix.bias, m_.routing.clamp});
-    else
-      with_activation(m_, layer_, [&]<class F>(F function) {
-        multiply(Gated<Act, F>{activated(run, run.first), stride, matrix.bias, function});
-      });
+      return multiply(ClampedGate<Act>{out, stride, matrix.bias, m_.routing.clamp});
+    with_activation(m_, layer_, [&]<class F>(F function) {
+      if (m_.gated)
+        multiply(Gated<Act, F>{out, stride, matrix.bias, function});
+      else
+        multiply(Activated<Act, F>{out, stride, matrix.bias, function});
+    });
   }
 
   void round(i64 row) {

@@ -9,6 +9,7 @@
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
+#include "state_part.h"
 #include "step.h"
 
 namespace octavo {
@@ -68,11 +69,14 @@ class Forward final : public Job {
     if (m_.embedding_norm.weight) normalize(m_, m_.embedding_norm, x, x, m_.hidden);
   }
 
-  // A mixer, then a feed-forward part. In parallel layers both read the same hidden states.
+  // Mixers, then a feed-forward part. All mixers read the same hidden states, in parallel layers the last part too.
   void layer(Step<P>& step, const Layer& layer) {
+    if (layer.state.slots) state_part(step, layer);
     if (layer.qkv.rows) project_part(step, layer);
     if (m_.parallel) feed_forward(step, layer);
     if (layer.qkv.rows) attention_part(step, layer, plans_.at({layer.heads, layer.kv_heads}));
+    if (layer.state.slots)
+      step.add_linear(layer.state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm);
     if (!m_.parallel) feed_forward(step, layer);
   }
 

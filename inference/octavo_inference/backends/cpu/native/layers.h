@@ -63,6 +63,12 @@ static inline void scale_row(float* row, float factor, i64 width) {
   for (i64 i = 0; i < width; i += W) store(row + i, load(row + i) * factor);
 }
 
+// row *= sigmoid(gate).
+template <class Act>
+static void gate_row(Act* row, const float* gate, i64 width) {
+  for (i64 i = 0; i < width; i += W) store(row + i, load(row + i) * sigmoid(load(gate + i)));
+}
+
 // row[i] = row[order[i]], in place.
 template <class Act>
 static void reorder(Act* row, const int32_t* order, i64 width) {

@@ -146,8 +146,9 @@ def packed_parts(
     keys = [_key(matrix, layout) for matrix, layout in zip(matrices, layouts, strict=True)]
     if len(set(keys)) == 1:
         return (PackedPart(layouts[0], tuple(matrices), ordered, _joined(reasons)),)
-    ends = np.cumsum([matrix.shape[0] for matrix in matrices])[:-1]
-    if arrangement == abi.INTERLEAVED or (ends % WIDEST_PANEL).any():
+    ends = np.cumsum([matrix.shape[0] for matrix in matrices])
+    borders = [int(end) for end, key, after in zip(ends, keys, keys[1:], strict=False) if key != after]
+    if arrangement == abi.INTERLEAVED or any(border % WIDEST_PANEL for border in borders):
         layout = _common(matrices, layouts)
         if layout is None:
             reasons.append(f"{_joined(map(_described, matrices), ' and ')} in one linear, without a common format")
@@ -202,27 +203,31 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
         if layer.q is not None:
-            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+            gate = () if layer.attention_gate is None else (layer.attention_gate,)
+            yield (layer.q, required(layer.k), required(layer.v), *gate), abi.CONCATENATED
             yield (required(layer.o),), abi.CONCATENATED
+        if layer.state is not None:
+            yield layer.state.inputs, abi.CONCATENATED
+            yield (layer.state.output,), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
         elif layer.up is not None:
-            gated = layer.gate is not None
-            yield (
-                ((required(layer.gate), layer.up) if gated else (layer.up,)),
-                abi.INTERLEAVED if gated else abi.CONCATENATED,
-            )
+            yield _gate_up(layer.gate, layer.up)
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 
 
 def _expert_linears(experts: ExpertWeights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
-    for pair in zip(experts.gate, experts.up, strict=True):
-        yield pair, abi.INTERLEAVED
+    for gate, up in zip(experts.gate or (None,) * len(experts.up), experts.up, strict=True):
+        yield _gate_up(gate, up)
     yield from (((matrix,), abi.CONCATENATED) for matrix in experts.down)
     if experts.shared_up is not None:
-        yield (required(experts.shared_gate), experts.shared_up), abi.INTERLEAVED
+        yield _gate_up(experts.shared_gate, experts.shared_up)
         yield (required(experts.shared_down),), abi.CONCATENATED
+
+
+def _gate_up(gate: Matrix | None, up: Matrix) -> tuple[tuple[Matrix, ...], int]:
+    return ((up,), abi.CONCATENATED) if gate is None else ((gate, up), abi.INTERLEAVED)
 
 
 def _router_bytes(weights: Weights) -> int:

@@ -236,6 +236,16 @@ OCTAVO_INLINE Vec sigmoid_product(Vec x, Vec t) { return x / (1.0f + exp2(min(t 
 
 OCTAVO_INLINE Vec silu(Vec x) { return sigmoid_product(x, x); }
 
+OCTAVO_INLINE Vec sigmoid(Vec x) { return sigmoid_product(splat(1.0f), x); }
+
+// ln(1 + e^x). ln(1 + y) is 2 artanh(y / (2 + y)), of which the series has few terms for y <= 1.
+OCTAVO_INLINE Vec softplus(Vec x) {
+  const Vec y = exp2(max(x, -x) * -LOG2_E), s = y / (2.0f + y), square = s * s;
+  Vec p = splat(2.0f / 13);
+  for (int term = 11; term > 0; term -= 2) p = fma(p, square, splat(2.0f / float(term)));
+  return fma(p, s, max(x, Vec{}));
+}
+
 // The tanh approximation of GELU: (1 + tanh(u)) / 2 is the sigmoid of 2u.
 OCTAVO_INLINE Vec gelu_tanh(Vec x) {
   constexpr float TWICE_SQRT_2_PI = 1.59576912160573f;

@@ -12,7 +12,7 @@ import numpy as np
 from octavo_inference.backends.cuda.packing import E2M1
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, common_group
-from octavo_inference.models.weights import Matrix, Tensor, Weights, layer_of
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, experts_of, layer_of
 
 # Any sixteen numbers: kernels read them from memory.
 _TABLE = tuple(float(level) for level in range(16))
@@ -53,9 +53,12 @@ def zeros(config: ModelConfig, format_: str | None = None) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), np.zeros(size, np.float32))
 
-    layer = layer_of(config, matrix, norm)
+    def layer(number: int) -> LayerWeights:
+        fed = experts_of(config, matrix, dense) if config.part(number).feed_forward == "experts" else None
+        return layer_of(config, matrix, norm, fed, number)
+
     embedding = dense(config.vocab, config.hidden)
-    return Weights(embedding, (layer,) * config.layers, norm(config.hidden), embedding)
+    return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)
 
 
 def _grouped(grouping: Grouping, rows: int, columns: int) -> GroupedMatrix:

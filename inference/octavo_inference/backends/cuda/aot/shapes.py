@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts, GatedDelta, LayerParts, Mamba2, ShortConv, StateLayer
 
 
 def _llama(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim: int = 128) -> ModelConfig:
@@ -48,6 +49,19 @@ def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim:
     )
 
 
+_STATE = LayerParts(attention=False, state=True)
+
+
+def _hybrid(shape: ModelConfig, state: StateLayer, experts: Experts | None = None) -> ModelConfig:
+    """A layer of each kind of mixer."""
+    parts = tuple(replace(part, feed_forward="experts" if experts else "dense") for part in (_STATE, LayerParts()))
+    return replace(shape, layers=2, parts=parts, state=state, experts=experts)
+
+
+def _mixture(config: ModelConfig, experts: Experts) -> ModelConfig:
+    return replace(config, experts=experts, parts=(LayerParts(feed_forward="experts"),))
+
+
 SHAPES = {
     "llama-3.2-1b": _llama(2048, 32, 8, 8192, head_dim=64),
     "llama-3.2-3b": _llama(3072, 24, 8, 8192),
@@ -70,5 +84,23 @@ SHAPES = {
     "gemma-3-27b": _gemma3(5376, 32, 16, 21_504, 128, 1024),
     "smollm2-135m": _llama(576, 9, 3, 1536, head_dim=64),
     "smollm2-360m": _llama(960, 15, 5, 2560, head_dim=64),
+    "granite-4.0-h-micro": _hybrid(
+        _llama(2048, 32, 8, 8192, head_dim=64), Mamba2(heads=64, head_dim=64, state=128, groups=1, kernel=4)
+    ),
+    "granite-4.0-h-small": _hybrid(
+        _llama(4096, 32, 8, 1536),
+        Mamba2(heads=128, head_dim=64, state=128, groups=1, kernel=4),
+        Experts(count=72, chosen=10, intermediate=768, scoring="softmax_of_chosen", shared=1536),
+    ),
+    "qwen3-next-80b-a3b": _hybrid(
+        replace(_llama(2048, 16, 2, 5120, head_dim=256), rotary_dim=64, qk_norm="head", attention_gate=True),
+        GatedDelta(key_heads=16, value_heads=32, key_dim=128, value_dim=128, kernel=4),
+        Experts(count=512, chosen=10, intermediate=512, shared=512, shared_gate=True),
+    ),
+    "lfm2-1.2b": _hybrid(
+        replace(_llama(2048, 32, 8, 8192, head_dim=64), qk_norm="head"), ShortConv(channels=2048, kernel=3)
+    ),
     "smollm2-1.7b": _llama(2048, 32, 32, 8192, head_dim=64),
+    "qwen3-30b-a3b": _mixture(_qwen3(2048, 32, 4, 6144), Experts(128, 8, 768)),
+    "mixtral-8x7b": _mixture(_llama(4096, 32, 8, 14_336), Experts(8, 2, 14_336)),
 }

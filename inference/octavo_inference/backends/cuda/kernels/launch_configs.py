@@ -58,6 +58,26 @@ def attention_tile(
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkTile:
+    """Tokens of a chunk of a state layer's prompt; warps and pipeline stages of its programs."""
+
+    tokens: int
+    warps: int
+    stages: int
+
+
+def chunk_tile(dtype: torch.dtype) -> ChunkTile:
+    """The tile for prompts of state layers: the longest chunks that stay in registers. Measured on no GPU yet.
+
+    A program has its part of a state and the tiles of a chunk's products in registers. float32 is multiplied there,
+    too, so its chunks are shorter.
+    """
+    if dtype == torch.float32 and not triton.knobs.runtime.interpret:
+        return ChunkTile(_MMA_ROWS, 8, 1)
+    return ChunkTile(workspace.CHUNK, 8, 2)
+
+
+@dataclass(frozen=True, slots=True)
 class LinearTile:
     """Rows of x, rows of weights and columns of bytes per iteration of one program; number of split-K parts."""
 

@@ -1,0 +1,96 @@
+"""A decoder's weights on the device, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.linear import Embedding, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttention:
+    """Attention: `qkv` stacks the rows of q, k, v, and of the gate of the outputs if it has one.
+
+    Norms and `sinks` [heads] are float32.
+    """
+
+    qkv: Linear
+    o: Linear
+    q_norm: Torch | None
+    k_norm: Torch | None
+    sinks: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMlp:
+    """A dense MLP: `gate_up` stacks the rows of gate and up."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceExperts:
+    """A mixture of experts: the matrices of all experts are one (`expert_plan`), and so are their biases.
+
+    `router` has a row more with `shared_gate`: its product is the gate of `shared`, the MLP that every token uses.
+    `router_bias` and `correction` [experts] are float32.
+    """
+
+    router: Torch
+    router_bias: Torch | None
+    correction: Torch | None
+    gate_up: DeviceMatrix
+    gate_up_bias: Torch | None
+    down: DeviceMatrix
+    down_bias: Torch | None
+    shared: DeviceMlp | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """A state layer: `inputs` stacks the rows of all its inputs. The others are float32.
+
+    `conv` [kernel, channels], the oldest token's first; `rate` [heads] is -exp(A_log).
+    """
+
+    inputs: Linear
+    output: Linear
+    conv: Torch
+    conv_bias: Torch | None
+    rate: Torch | None
+    step_bias: Torch | None
+    skip: Torch | None
+    norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """A layer: mixers, whose outputs are added, and a feed-forward part, with the norms before them in float32.
+
+    A layer has at least one of them, and a norm before each kind that it has.
+    """
+
+    mixer: DeviceAttention | None
+    state: DeviceState | None
+    feed_forward: DeviceMlp | DeviceExperts | None
+    input_norm: Torch | None
+    post_norm: Torch | None
+    attention_output_norm: Torch | None
+    mlp_output_norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A decoder's weights on the device, `nbytes` in all. A tied `lm_head` reads the embedding's memory."""
+
+    embedding: Embedding
+    layers: tuple[DeviceLayer, ...]
+    final_norm: Torch
+    lm_head: Linear
+    nbytes: int
+    tiles: Tiles

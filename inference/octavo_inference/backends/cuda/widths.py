@@ -1,0 +1,11 @@
+"""Widths of a decoder's activations. Needs no GPU library, for memory sums on machines without one."""
+
+from __future__ import annotations
+
+from octavo_inference.models.config import ModelConfig
+
+
+def widest_mlp(config: ModelConfig) -> int:
+    """Inner elements of the widest dense MLP of a layer, or of an MLP that is shared beside experts."""
+    dense = [part.intermediate or 0 for part in map(config.part, range(config.layers)) if part.feed_forward == "dense"]
+    return max([*dense, 0 if config.experts is None else config.experts.shared])

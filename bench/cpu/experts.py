@@ -118,10 +118,10 @@ def decode(count: int, tokens: NDArray[np.int32]) -> Batch:
     return Batch(
         tokens=tokens,
         positions=lengths - 1,
-        slots=table[:, CONTEXT // BLOCK_SIZE] * BLOCK_SIZE + CONTEXT % BLOCK_SIZE,
+        slots=(table[:, CONTEXT // BLOCK_SIZE] * BLOCK_SIZE + CONTEXT % BLOCK_SIZE)[None],
         query_start=np.arange(count + 1, dtype=np.int32),
         seq_len=lengths,
-        block_table=table,
+        block_table=table[None],
         sample=SampleRows.greedy(numbers, lengths),
     )
 

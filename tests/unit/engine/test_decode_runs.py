@@ -248,7 +248,7 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
 
 def test_a_run_that_fails_ends_its_requests_and_leaks_nothing() -> None:
     run = running()
-    run.engine._failpoints = run.engine.scheduler._failpoints = Failpoints("engine.step:raise@2")
+    run.engine._failpoints = Failpoints("engine.step:raise@2")
     run.submit("a", [1], max_tokens=20)
     run.step()
     run.step()

@@ -156,7 +156,7 @@ def test_what_waits_on_the_host_can_be_aborted(runner: Make) -> None:
 @pytest.mark.parametrize("when", [1, 2, 5])
 def test_a_fault_ends_its_requests_and_leaks_nothing(runner: Make, point: str, when: int, host_blocks: int) -> None:
     run = runner(blocks=8, max_model_len=32, host_blocks=host_blocks)
-    run.engine._failpoints = run.engine.scheduler._failpoints = Failpoints(f"{point}:raise@{when}")
+    run.engine._failpoints = run.engine.scheduler.tables._failpoints = Failpoints(f"{point}:raise@{when}")
     for i in range(4):
         run.submit(str(i), [i, i + 1, i + 2], max_tokens=20, n=1 + i % 2)
     tokens = run.finish()

@@ -29,7 +29,9 @@ class ModelConfig:
     after the sum with the residual stream, which they replace; there is none before attention and MLP.
 
     `parts[layer]`: what a layer consists of, where not attention and a dense MLP of the model's sizes. `experts`,
-    `latent` and `state` describe the model's mixture of experts, latent attention and state layers.
+    `latent` and `state` describe the model's mixture of experts, latent attention and state layers. With `latent`,
+    `kv_heads` is 1, because all heads share the latents, `head_dim` is that of queries, and `rotary_dim` that of the
+    shared key.
     `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
     head has a logit that takes part in its softmax without a value. `alibi`: scores fall with distance, by each head's
     slope. `learned_positions`: the embedding of positions has so many rows, 0 for none. `bidirectional`: a token

@@ -9,6 +9,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.reference.attention import Attention
 from octavo_inference.backends.reference.feed_forward import Mixture, Mlp
 from octavo_inference.backends.reference.functions import norm_of
+from octavo_inference.backends.reference.latent import LatentMixer
 from octavo_inference.backends.reference.tiles import tiled
 from octavo_inference.core.gather import Batch
 from octavo_inference.models.config import ModelConfig
@@ -30,10 +31,15 @@ class Layer:
     ) -> None:
         part = config.part(number)
         self._config = config
-        self._attention = None
+        self._attention: Attention | LatentMixer | None = None
         self.pools: list[Torch] = []
         if part.attention:
-            self._attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
+            if config.latent is not None and weights.latent is not None:
+                self._attention = LatentMixer(
+                    config, config.latent, weights, weights.latent, slots=slots, block_size=block_size, rope=rope
+                )
+            else:
+                self._attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
             self.pools += self._attention.pools
         self._feed_forward: Callable[[Torch], Torch] | None = None
         if part.feed_forward == "dense":

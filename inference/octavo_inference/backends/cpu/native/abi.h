@@ -71,6 +71,19 @@ struct Layer {
   const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
   Matrix qkv, output, gate_up, down;
   int32_t window;  // tokens that a token attends to, itself included; 0: all before it
+  // With latent attention, qkv has the rows of q (or of the queries' latent), then those of the latent and shared key.
+  Matrix query_up;           // from the queries' latent; no rows without one
+  Matrix key_up, value_up;   // floats, head below head: [heads * rank][nope] and [heads * value][rank]
+  const float *query_norm, *latent_norm;
+};
+
+// Sizes of latent attention (models/layers.py), and its buffers; rank 0: the model has none. by_head has the activation
+// type: queries [heads][tokens][nope], then sums of latents [heads][tokens][rank].
+struct Latent {
+  void *by_head, *absorbed;  // absorbed: [tokens][heads][rank + rope]
+  float* queries;            // rows of query_up, null without one
+  int32_t rank, nope, rope, value, query_rank;
+  float norm_eps;
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
@@ -89,6 +102,7 @@ struct Model {
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;
+  Latent latent;
 };
 
 struct Batch {

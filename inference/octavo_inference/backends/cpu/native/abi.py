@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 10
+VERSION = 11
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -101,6 +101,18 @@ class Layer(ctypes.Structure):
         ],
         *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
         ("window", c_int32),
+        *[(name, PackedMatrix) for name in ("query_up", "key_up", "value_up")],
+        *[(name, c_void_p) for name in ("query_norm", "latent_norm")],
+    ]
+
+
+class Latent(ctypes.Structure):
+    """Sizes of latent attention, and its buffers."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("by_head", "absorbed", "queries")],
+        *[(name, c_int32) for name in ("rank", "nope", "rope", "value", "query_rank")],
+        ("norm_eps", c_float),
     ]
 
 
@@ -157,6 +169,7 @@ class DecoderArgs(ctypes.Structure):
                 "logit_scale",
             )
         ],
+        ("latent", Latent),
     ]
 
 

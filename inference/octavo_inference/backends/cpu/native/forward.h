@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "gemm.h"
+#include "latent_attention.h"
 #include "layers.h"
 #include "quant.h"
 #include "sample.h"
@@ -44,7 +45,8 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), latent_plan_(m, b, team_size),
+        pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
@@ -123,6 +125,9 @@ class Forward final : public Job {
     float* scratch = m_.scratch + worker.rank() * m_.scratch_floats;
     const Gated<Act> gated{activated, m_.intermediate, layer.gate_up.bias, m_.activation == ACTIVATION_GELU_TANH};
 
+    if (m_.latent.rank) {
+      latent_mixer(layer, i64(index), worker, watch);
+    } else {
     linear(layer.qkv, Rows{tokens, nullptr, layer.input_norm, nullptr},
            StoreFloats{m_.qkv, qkv_stride, layer.qkv.bias}, worker);
     watch.lap(profile_.linears);
@@ -131,10 +136,44 @@ class Forward final : public Job {
     watch.lap(profile_.elementwise);
     attention(m_, b_, kv, layer.window, plan_, m_.qkv, qkv_stride, attended, scratch, worker);
     watch.lap(profile_.attention);
+    }
     add_linear(layer.output, attended, layer.attention_output_norm, worker, watch);
     linear(layer.gate_up, Rows{tokens, nullptr, layer.post_norm, nullptr}, gated, worker);
     watch.lap(profile_.linears);
     add_linear(layer.down, activated, layer.mlp_output_norm, worker, watch);
+  }
+
+  // Latent attention, up to the rows of `attended`.
+  void latent_mixer(const Layer& layer, i64 index, Worker& worker, Stopwatch& watch) {
+    const Latent& l = m_.latent;
+    const LatentLayer<P> pool = latent_layer<P>(m_, index);
+    const i64 tokens = b_.num_tokens, stride = layer.qkv.rows;
+    const i64 queries_stride = l.query_rank ? layer.query_up.rows : stride;
+    const i64 compressed = l.query_rank ? l.query_rank : m_.heads * i64(l.nope + l.rope);  // offset in a row of qkv
+    float* queries = l.query_rank ? l.queries : m_.qkv;
+    auto* normed = static_cast<Act*>(m_.normed);
+    auto *by_head = static_cast<Act*>(l.by_head), *absorbed = static_cast<Act*>(l.absorbed);
+
+    linear(layer.qkv, Rows{tokens, nullptr, layer.input_norm, nullptr}, StoreFloats{m_.qkv, stride, nullptr}, worker);
+    if (l.query_rank) {
+      rows(worker, tokens, [&](i64 t) {
+        rms_norm(m_.qkv + t * stride, layer.query_norm, normed + t * l.query_rank, l.query_rank, l.norm_eps);
+      });
+      linear(layer.query_up, Rows{tokens, normed, nullptr, nullptr}, StoreFloats{queries, queries_stride, nullptr}, worker);
+    }
+    watch.lap(profile_.linears);
+    rows(worker, tokens, [&](i64 t) {
+      prepare_latent(m_, layer, pool, queries + t * queries_stride, m_.qkv + t * stride + compressed, t, tokens,
+                     b_.positions[t], b_.slots[t]);
+    });
+    watch.lap(profile_.elementwise);
+    const float scale = m_.score_scale * LOG2_E;
+    multiply_heads<P>(layer.key_up, m_.heads, by_head, tokens, absorbed, l.rank + l.rope, scale, worker);
+    watch.lap(profile_.linears);
+    latent_attention(m_, b_, pool, latent_plan_, m_.scratch + worker.rank() * m_.scratch_floats, worker);
+    watch.lap(profile_.attention);
+    multiply_heads<P>(layer.value_up, m_.heads, by_head, tokens, static_cast<Act*>(m_.attended), l.value, 1.0f, worker);
+    watch.lap(profile_.linears);
   }
 
   // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first.
@@ -193,6 +232,7 @@ class Forward final : public Job {
   Profile& profile_;
   const std::vector<Layer> layers_;
   AttentionPlan plan_;
+  LatentPlan latent_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

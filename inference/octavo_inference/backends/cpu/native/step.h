@@ -1,0 +1,103 @@
+// What the parts of a step share, for one thread of the team: the model, the batch, and linears with their input rows.
+#pragma once
+
+#include <chrono>
+
+#include "gemm.h"
+#include "layers.h"
+
+namespace octavo {
+
+// Adds the time since the previous lap to a total. Enabled on rank 0 only.
+class Stopwatch {
+ public:
+  explicit Stopwatch(bool enabled) : enabled_(enabled), last_(now()) {}
+  void lap(double& total) {
+    if (!enabled_) return;
+    const double t = now();
+    total += t - last_;
+    last_ = t;
+  }
+
+ private:
+  static double now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+  bool enabled_;
+  double last_;
+};
+
+// The input of a product: rows that are there, or the norms of hidden states.
+template <class Act>
+struct Rows {
+  i64 count;
+  Act* ready;
+  const float* norm;
+  const int32_t* token = nullptr;  // null: of the tokens in order
+};
+
+// Each part of a layer is a function of a Step. All threads call the same parts in the same order (threads.h).
+template <class P>
+struct Step {
+  using Act = typename P::Act;
+  const Model& m;
+  const Batch& b;
+  Worker& worker;
+  Profile& profile;  // only rank 0 writes it
+  Stopwatch watch;
+
+  Step(const Model& m, const Batch& b, Worker& worker, Profile& profile)
+      : m(m), b(b), worker(worker), profile(profile), watch(worker.rank() == 0) {}
+
+  // Floats of a row of the residual stream: the padded rows of matrices that are added to it.
+  i64 hidden_stride() const { return (m.hidden + PANEL - 1) / PANEL * PANEL; }
+  float* state(i64 token) const { return m.hidden_state + token * hidden_stride(); }
+  float* scratch() const { return m.scratch + worker.rank() * m.scratch_floats; }
+
+  // Calls row(r) for each of `count` rows, in up to four pieces per thread.
+  template <class F>
+  void rows(i64 count, F&& row) {
+    const i64 pieces = std::min<i64>(count, worker.team_size() * 4);
+    worker.share(pieces, [&](i64 i) {
+      for (i64 r = count * i / pieces; r < count * (i + 1) / pieces; r++) row(r);
+    });
+  }
+
+  // First puts the columns of its input rows in the order of the matrix's, where that is another one, and rounds them to
+  // 8 bits, if its kernel reads such rows.
+  template <class Epilogue>
+  void linear(const Matrix& matrix, const Rows<Act>& input, const Epilogue& epilogue) {
+    const bool quantized = rounds_activations(matrix);
+    auto* normed = static_cast<Act*>(m.normed);
+    auto* blocks = static_cast<Int8Block*>(m.quantized);
+    Act* complete = input.norm ? normed : input.ready;
+    const i64 cols = matrix.cols;
+    if (input.norm || quantized || matrix.order)
+      rows(input.count, [&](i64 r) {
+        const i64 token = input.token ? input.token[r] : r;
+        if (input.norm) rms_norm(state(token), input.norm, normed + r * cols, cols, m.norm_eps);
+        if (matrix.order) reorder(complete + r * cols, matrix.order, cols);
+        if (quantized) quantize_row(complete + r * cols, cols, blocks + r * (cols / BLOCK));
+      });
+    gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker);
+  }
+
+  // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first.
+  void add_linear(const Matrix& matrix, Act* input, const float* norm) {
+    const i64 stride = matrix.rows;
+    const Rows<Act> ready{b.num_tokens, input, nullptr};
+    if (!norm) {
+      linear(matrix, ready, AddToResidual{m.hidden_state, stride, matrix.bias, m.residual_scale});
+      watch.lap(profile.linears);
+      return;
+    }
+    linear(matrix, ready, StoreFloats{m.projected, stride, matrix.bias});
+    watch.lap(profile.linears);
+    rows(b.num_tokens, [&](i64 t) {
+      add_normed(m.projected + t * stride, norm, state(t), m.hidden, m.norm_eps, m.residual_scale);
+    });
+    watch.lap(profile.elementwise);
+  }
+};
+
+}  // namespace octavo

@@ -100,6 +100,11 @@ class ModelConfig:
         """Factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
 
+    @property
+    def value_dim(self) -> int:
+        """Elements of a head's value, which are those of its output."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
     def part(self, layer: int) -> LayerParts:
         """What a layer consists of, with the model's sizes where it has none of its own."""
         part = self.parts[layer] if self.parts else LayerParts()

@@ -13,11 +13,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.backends.cpu.footprint import partial_floats
+from octavo_inference.backends.cpu.footprint import mixer_widths, partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.library import Kernels, load
-from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
+from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address, pack
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
@@ -30,6 +30,7 @@ from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
+from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
@@ -39,7 +40,7 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES: frozenset[str] = frozenset()
+_FEATURES: frozenset[str] = frozenset({"latent attention"})
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -86,13 +87,17 @@ class CpuBackend:
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
             layer.window = config.window(number) or 0
-        block_bytes = 2 * config.kv_heads * config.head_dim * block_size * ELEMENT_BYTES[format_]
+        block_bytes = config.kv_bytes_per_token(ELEMENT_BYTES[format_]) // config.layers * block_size
         self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
+        latent, widths, attended = config.latent, mixer_widths(config), config.heads * config.value_dim
         scratch = max(
-            kernels.library.octavo_attention_scratch(config.head_dim),
+            kernels.library.octavo_attention_scratch(config.head_dim)
+            if latent is None
+            else kernels.library.octavo_latent_scratch(latent.kv_rank),
             packed.lm_head.rows,
         )
-        widest = max(config.hidden, config.heads * config.head_dim, config.intermediate)
+        normed = max(config.hidden, widths.query_latent)
+        widest = max(normed, attended, config.intermediate)
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
@@ -103,14 +108,19 @@ class CpuBackend:
             "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
-            "normed": _zeros((max(tokens, max_running), config.hidden), act),
-            "attended": _zeros((tokens, config.heads * config.head_dim), act),
+            "normed": _zeros((max(tokens, max_running), normed), act),
+            "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, config.intermediate), act),
             "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
         }
-        self._buffers = buffers
+        latent_buffers: dict[str, NDArray[Any]] = {
+            "by_head": _zeros((tokens, widths.by_head), act),
+            "absorbed": _zeros((tokens, widths.absorbed), act),
+            "queries": _zeros((tokens, first.query_up.rows), np.dtype(np.float32)),
+        }
+        self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
         self._model = abi.DecoderArgs(
@@ -140,11 +150,12 @@ class CpuBackend:
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            latent=_latent_args(latent, latent_buffers),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes = self._kv.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
-        self.working_bytes = sum(b.nbytes for name, b in buffers.items() if name != "kv") + threads * packed.panel_bytes
+        self.working_bytes = sum(b.nbytes for name, b in self._buffers.items() if name != "kv") + threads * packed.panel_bytes
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
             self.name,
@@ -303,6 +314,20 @@ class CpuBackend:
         )
 
 
+def _latent_args(latent: LatentAttention | None, buffers: dict[str, NDArray[Any]]) -> abi.Latent:
+    if latent is None:
+        return abi.Latent()
+    return abi.Latent(
+        **{name: address(buffer) for name, buffer in buffers.items()},
+        rank=latent.kv_rank,
+        nope=latent.nope_dim,
+        rope=latent.rope_dim,
+        value=latent.value_dim,
+        query_rank=latent.query_rank or 0,
+        norm_eps=latent.norm_eps,
+    )
+
+
 def _batch_args(batch: Batch) -> abi.BatchArgs:
     return abi.BatchArgs(
         tokens=address(batch.tokens),
@@ -340,10 +365,16 @@ def _float_format(dtype: str) -> Literal["f32", "bf16"]:
 def _check(config: ModelConfig, block_size: int) -> None:
     if block_size <= 0 or block_size % _TILE:
         raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_TILE}", "block_size")
-    for name in ("hidden", "intermediate", "head_dim"):
-        value = getattr(config, name)
-        if value % _STEP:
-            raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    latent, steps = config.latent, {"hidden": _STEP, "intermediate": _STEP, "head_dim": _STEP}
+    sizes = {name: getattr(config, name) for name in steps}
+    if latent is not None:
+        # A head's rows of an expansion are whole panels.
+        steps |= {"kv_rank": WIDEST_PANEL, "value_dim": WIDEST_PANEL, "nope_dim": _STEP, "rope_dim": _STEP}
+        steps |= {"query_rank": _STEP}
+        sizes |= {name: getattr(latent, name) or 0 for name in steps.keys() - sizes.keys()}
+    for name, step in steps.items():
+        if sizes[name] % step:
+            raise ModelError(f"the model's {name} size is {sizes[name]}; the CPU kernels need a multiple of {step}")
     require_features(config, _FEATURES, "the CPU backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")

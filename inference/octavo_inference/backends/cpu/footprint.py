@@ -56,9 +56,10 @@ def partial_floats(config: ModelConfig) -> int:
 
     A sum is that of one head over 512 keys (attention.h). This is room for sums over 8,192 keys of decodes. Sequences
     for which no room is left are divided by heads alone: up to a fifth longer in attention where there are as many
-    heads as threads, more where there are fewer.
+    heads as threads, more where there are fewer. With latent attention a sum is one of latents.
     """
-    return _ROW_SEGMENTS * config.heads * (config.head_dim + 2 * _LANES)
+    summed = config.head_dim if config.latent is None else config.latent.kv_rank
+    return _ROW_SEGMENTS * config.heads * (summed + 2 * _LANES)
 
 
 def count_elements(folder: Path) -> int:
@@ -72,12 +73,41 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     The variant of the kernels is known only when a pod starts, so this is the maximum over all variants: activations in
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
-    attended, keys = config.heads * config.head_dim, 2 * config.kv_heads * config.head_dim
-    written = [config.hidden, attended + keys, *([config.hidden] if config.output_norms else [])]
-    widths = sum(map(_padded, written)) + config.hidden + attended + config.intermediate
-    widest = max(config.hidden, attended, config.intermediate)
+    attended = config.heads * config.value_dim
+    mixer = mixer_widths(config)
+    written = [config.hidden, mixer.projected, *([config.hidden] if config.output_norms else [])]
+    normed = max(config.hidden, mixer.query_latent)
+    widths = sum(map(_padded, written)) + normed + attended + config.intermediate
+    widths += _padded(mixer.queries) + mixer.by_head + mixer.absorbed
+    widest = max(normed, attended, config.intermediate)
     row = _padded(config.vocab) + partial_floats(config)
     return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * row
+
+
+@dataclass(frozen=True, slots=True)
+class MixerWidths:
+    """Elements of attention's buffers for one token.
+
+    `projected`: q, k and v in float32. Of latent attention alone: `query_latent` from which queries are projected, in
+    float32 `queries`; `by_head` and `absorbed` (latent.h).
+    """
+
+    projected: int
+    query_latent: int = 0
+    queries: int = 0
+    by_head: int = 0
+    absorbed: int = 0
+
+
+def mixer_widths(config: ModelConfig) -> MixerWidths:
+    """The widths for a model, with latent attention or without."""
+    queries, latent = config.heads * config.head_dim, config.latent
+    if latent is None:
+        return MixerWidths(queries + 2 * config.kv_heads * config.head_dim)
+    by_head, absorbed = config.heads * max(latent.kv_rank, latent.nope_dim), config.heads * latent.cached_dim
+    if latent.query_rank is None:
+        return MixerWidths(queries + latent.cached_dim, 0, 0, by_head, absorbed)
+    return MixerWidths(latent.query_rank + latent.cached_dim, latent.query_rank, queries, by_head, absorbed)
 
 
 def _padded(rows: int) -> int:

@@ -92,6 +92,7 @@ static std::vector<i64> cut_pieces(const std::vector<Item>& items, int team_size
 
 inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size)
     : partials_(m.partials), partial_floats_(sum_floats(m.head_dim) + TILE) {
+  if (m.latent.rank) return;  // latent_attention.h
   const int group = m.heads / m.kv_heads;
   // All KV heads together read whole tiles, front to back. With little to share out, each head is an item of its own.
   i64 segments = 0;

@@ -13,7 +13,7 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.groups import GroupedMatrix, Grouping
-from octavo_inference.models.weights import Format, Matrix, Tensor, Weights, required
+from octavo_inference.models.weights import Format, LatentWeights, Matrix, Tensor, Weights, required
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -173,7 +173,8 @@ def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[n
 
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
-    return sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
+    linears = sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
+    return linears + expansion_bytes(weights, wanted)
 
 
 def largest_unpacked(weights: Weights) -> int:
@@ -195,11 +196,35 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement."""
     for layer in weights.layers:
-        yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
+        if layer.latent is not None:
+            yield from ((matrices, abi.CONCATENATED) for matrices in _latent_linears(layer.latent))
+        else:
+            yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
         yield (required(layer.o),), abi.CONCATENATED
         yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
         yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
+
+
+def _latent_linears(weights: LatentWeights) -> Iterator[tuple[Matrix, ...]]:
+    """The matrices of each packed one, without the expansions."""
+    if weights.q_up is None:
+        yield required(weights.q), weights.kv_down
+    else:
+        yield required(weights.q_down), weights.kv_down
+        yield (weights.q_up,)
+
+
+def expansion_bytes(weights: Weights, wanted: WeightFormat) -> int:
+    """Bytes of the packed expansions of all layers."""
+    latents = [layer.latent for layer in weights.layers if layer.latent is not None]
+    rows = [matrix.shape for latent in latents for matrix in (latent.k_up, latent.v_up)]
+    return sum(height * width for height, width in rows) * ELEMENT_BYTES[expansion_format(wanted)]
+
+
+def expansion_format(wanted: WeightFormat) -> WeightFormat:
+    """Expansions are multiplied as floats: they are small, and each head has its own."""
+    return "f32" if wanted == "f32" else "bf16"
 
 
 def matrix_bytes(matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: int) -> int:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.latent_packing import pack_latent
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import (
     PackedPart,
@@ -214,9 +215,13 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
         return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
 
     for number, layer in enumerate(weights.layers[: config.layers]):
+        if config.latent is not None and layer.latent is not None:
+            mixer = pack_latent(packer, config, config.latent, layer.latent, number)
+        else:
+            mixer = {"qkv": linear(number, "q", "k", "v")}
         packed.layers.append(
             abi.Layer(
-                qkv=linear(number, "q", "k", "v"),
+                **mixer,
                 output=linear(number, "o"),
                 gate_up=linear(number, "gate", "up", arrangement=abi.INTERLEAVED),
                 down=linear(number, "down"),

@@ -155,7 +155,9 @@ class CpuBackend:
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes = self._kv.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
-        self.working_bytes = sum(b.nbytes for name, b in self._buffers.items() if name != "kv") + threads * packed.panel_bytes
+        self.working_bytes = (
+            sum(b.nbytes for name, b in self._buffers.items() if name != "kv") + threads * packed.panel_bytes
+        )
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
             self.name,

@@ -81,4 +81,3 @@ class LatentMixer:
         scores = (scores + q[:, latent.nope_dim :].contiguous() @ shared.T) * self._scale
         values = torch.bmm(latents, self._v_up.transpose(1, 2))
         return torch.bmm(torch.softmax(scores, dim=-1)[:, None], values).reshape(-1)
-

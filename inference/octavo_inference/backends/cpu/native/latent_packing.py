@@ -33,7 +33,9 @@ def pack_latent(
         values = dequantize(matrix).reshape(config.heads, -1, latent.kv_rank)
         turned = values.swapaxes(1, 2) if name == "k_up" else values
         matrix.release()
-        return replace(packer, weights=expansion_format(packer.weights)).matrix((Tensor("f32", shape, np.ascontiguousarray(turned).reshape(shape)),))
+        return replace(packer, weights=expansion_format(packer.weights)).matrix(
+            (Tensor("f32", shape, np.ascontiguousarray(turned).reshape(shape)),)
+        )
 
     direct = weights.q_up is None
     return {

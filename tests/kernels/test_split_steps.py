@@ -28,8 +28,8 @@ def backend(processors: int, *, graphs: bool) -> CudaBackend:
         max_batched_tokens=16, max_running=8, max_model_len=LONGEST, dtype=torch.float32,
         capture=record if graphs else None,
     )  # fmt: skip
-    found._decoder.pool.data.copy_(
-        torch.randn(found._decoder.pool.data.shape, generator=torch.Generator().manual_seed(1))
+    found._decoder.context.pool.data.copy_(
+        torch.randn(found._decoder.context.pool.data.shape, generator=torch.Generator().manual_seed(1))
     )
     if found.graphs is not None:
         found.graphs.start()

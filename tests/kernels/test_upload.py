@@ -15,9 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda import weight_loading as module
+from octavo_inference.backends.cuda import weight_sender as module
+from octavo_inference.backends.cuda.device_weights import DeviceWeights
 from octavo_inference.backends.cuda.packing import Quantization
-from octavo_inference.backends.cuda.weight_loading import DeviceWeights, device_bytes, upload
+from octavo_inference.backends.cuda.weight_loading import device_bytes, upload
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
@@ -159,20 +160,20 @@ def test_dense_weights_arrive_whole(
         assert torch.equal(found, expected.to(found.dtype))
 
     for layer, device in zip(weights.layers, loaded.layers, strict=True):
-        same([layer.q, layer.k, layer.v], device.qkv.parts[0].values)
-        same([layer.o], device.o.parts[0].values)
-        same([layer.gate, layer.up], device.gate_up.parts[0].values)
-        same([layer.down], device.down.parts[0].values)
-        assert device.qkv.parts[0].values.dtype is dtype
-        assert device.qkv.biases[0] is not None
-        assert device.qkv.biases[0].dtype is dtype
-        same([layer.q_bias, layer.k_bias, layer.v_bias], device.qkv.biases[0])
-        assert device.o.biases == (None,)
+        same([layer.q, layer.k, layer.v], device.mixer.qkv.parts[0].values)
+        same([layer.o], device.mixer.o.parts[0].values)
+        same([layer.gate, layer.up], device.feed_forward.gate_up.parts[0].values)
+        same([layer.down], device.feed_forward.down.parts[0].values)
+        assert device.mixer.qkv.parts[0].values.dtype is dtype
+        assert device.mixer.qkv.biases[0] is not None
+        assert device.mixer.qkv.biases[0].dtype is dtype
+        same([layer.q_bias, layer.k_bias, layer.v_bias], device.mixer.qkv.biases[0])
+        assert device.mixer.o.biases == (None,)
         same([layer.input_norm], device.input_norm)
         same([layer.post_norm], device.post_norm)
-        same([layer.q_norm], device.q_norm)
+        same([layer.q_norm], device.mixer.q_norm)
         same([layer.mlp_output_norm], device.mlp_output_norm)
-        assert device.k_norm is device.attention_output_norm is None
+        assert device.mixer.k_norm is device.attention_output_norm is None
         assert device.input_norm.dtype is torch.float32
     same([weights.embedding], loaded.embedding.table.values)
     same([weights.lm_head], loaded.lm_head.parts[0].values)
@@ -190,8 +191,8 @@ def test_layers_multiply_by_the_stored_weights(kind: Format, v: Format) -> None:
     bias = np.concatenate([dequantize(b) for b in (layer.q_bias, layer.k_bias, layer.v_bias) if b is not None])
     expected = x.double().numpy() @ rows.T.astype(np.float64) + bias
     # Scales of k formats are rounded to fp16: 2**-11 of each term.
-    np.testing.assert_allclose(device.qkv(x).numpy(), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-    assert len(device.qkv.parts) == (1 if kind == "bf16" else 2)
+    np.testing.assert_allclose(device.mixer.qkv(x).numpy(), expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+    assert len(device.mixer.qkv.parts) == (1 if kind == "bf16" else 2)
     tokens = torch.tensor([76, 0, 5], dtype=torch.int32)
     np.testing.assert_allclose(
         loaded.embedding(tokens).numpy(), dequantize(weights.embedding)[[76, 0, 5]], rtol=2e-3, atol=1e-4
@@ -201,9 +202,9 @@ def test_layers_multiply_by_the_stored_weights(kind: Format, v: Format) -> None:
 def test_fp8_is_for_matrices_of_layers_that_are_floats() -> None:
     config, weights = model("bf16", v="q8_0", tied=False)
     loaded = upload(config, weights, device=CPU, dtype=torch.bfloat16, quantization="fp8")
-    qkv = loaded.layers[0].qkv
+    qkv = loaded.layers[0].mixer.qkv
     assert [part.layout.form for part in qkv.parts] == ["fp8", "int8"]
-    assert loaded.layers[0].gate_up.parts[0].layout.form == "fp8"
+    assert loaded.layers[0].feed_forward.gate_up.parts[0].layout.form == "fp8"
     assert loaded.lm_head.parts[0].layout.form == "bf16"
     assert loaded.embedding.table.layout.form == "int8"
     exact = np.concatenate([dequantize(weights.layers[0].q), dequantize(weights.layers[0].k)])
@@ -248,7 +249,7 @@ for weights in (
     # What a device would hold is in this process too, and not counted.
     print(loaded.nbytes, max(seen) - before)
     for layer, device in zip(weights.layers, loaded.layers):
-        part = device.down.parts[0]
+        part = device.feed_forward.down.parts[0]
         found = part.values.float()
         if part.scales is not None:
             found = (found - 128) * part.scales.float().repeat_interleave(32, dim=1)

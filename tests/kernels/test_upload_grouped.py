@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from octavo_inference.backends.cuda import weight_loading as module
+from octavo_inference.backends.cuda import weight_sender as module
 from octavo_inference.backends.cuda.buffers import ActivationCopies
 from octavo_inference.backends.cuda.device import Device, Fp8Products, fp8_products
-from octavo_inference.backends.cuda.linear import FP8_ROWS, LIBRARY_ROWS
+from octavo_inference.backends.cuda.linear import FP8_ROWS, LIBRARY_ROWS, Linear
 from octavo_inference.backends.cuda.weight_loading import activation_copies, device_bytes, upload
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping
@@ -105,17 +105,17 @@ def test_layers_multiply_by_the_stored_weights(name: str, rows: int) -> None:
     copy = torch.full((rows * FFN,), float("nan"))
     loaded = upload(config, weights, device=CPU, dtype=torch.float32, ordered_activations=copy)
     layer, device = weights.layers[0], loaded.layers[0]
-    pairs: list[tuple[list[Matrix], module.Linear]] = [
-        ([layer.q, layer.k, layer.v], device.qkv),
-        ([layer.o], device.o),
-        ([layer.gate, layer.up], device.gate_up),
-        ([layer.down], device.down),
+    pairs: list[tuple[list[Matrix], Linear]] = [
+        ([layer.q, layer.k, layer.v], device.mixer.qkv),
+        ([layer.o], device.mixer.o),
+        ([layer.gate, layer.up], device.feed_forward.gate_up),
+        ([layer.down], device.feed_forward.down),
         ([weights.lm_head], loaded.lm_head),
     ]
     for matrices, linear in pairs:
         x = torch.randn(rows, matrices[0].shape[1], generator=torch.Generator().manual_seed(rows))
         expected = x.double().numpy() @ np.concatenate([dequantize(m) for m in matrices]).T.astype(np.float64)
-        if linear is device.qkv:
+        if linear is device.mixer.qkv:
             expected += np.concatenate([dequantize(b) for b in (layer.q_bias, layer.k_bias, layer.v_bias) if b])
         # Scales and minimums of these are exact in fp16.
         np.testing.assert_allclose(linear(x), expected, rtol=0, atol=4e-5 * np.abs(expected).max())
@@ -124,7 +124,7 @@ def test_layers_multiply_by_the_stored_weights(name: str, rows: int) -> None:
 def test_neighbours_of_one_order_are_one_matrix() -> None:
     config, weights = CASES["gptq with act-order"]
     layer = upload(config, weights, device=CPU, dtype=torch.float32).layers[0]
-    [qkv], [gate, up] = layer.qkv.parts, layer.gate_up.parts
+    [qkv], [gate, up] = layer.mixer.qkv.parts, layer.feed_forward.gate_up.parts
     assert isinstance(weights.layers[0].q, GroupedMatrix)
     assert qkv.order is not None
     assert torch.equal(qkv.order, torch.from_numpy(weights.layers[0].q.order))
@@ -141,7 +141,9 @@ def test_a_rank_takes_whole_groups(name: str) -> None:
     assert device_bytes(config, weights, dtype=torch.float32) == loaded.nbytes == memory(loaded)
     x = torch.randn(3, FFN // 2, generator=torch.Generator().manual_seed(0))
     expected = x.double().numpy() @ dequantize(whole[1].layers[1].down)[:, FFN // 2 :].T.astype(np.float64)
-    np.testing.assert_allclose(loaded.layers[1].down(x), expected, rtol=0, atol=4e-5 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        loaded.layers[1].feed_forward.down(x), expected, rtol=0, atol=4e-5 * np.abs(expected).max()
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,5 +190,5 @@ def test_buffers_for_fp8_are_there_where_a_gpu_multiplies_it(capability: tuple[i
     assert activation_copies(config, weights, dtype=torch.bfloat16, fp8=fp8).fp8 is copies
     eight = torch.zeros(FP8_ROWS * FFN, dtype=torch.uint8)
     loaded = upload(config, weights, device=CPU, dtype=torch.float32, fp8=fp8, fp8_activations=eight)
-    loaded.layers[0].qkv(torch.randn(FP8_ROWS, HIDDEN))
+    loaded.layers[0].mixer.qkv(torch.randn(FP8_ROWS, HIDDEN))
     assert bool(eight.any()) is copies

@@ -28,6 +28,7 @@ from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
 from octavo_inference.backends.cuda.launch_sizes import padded
+from octavo_inference.backends.cuda.layers.context import LayerContext
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.pool import allocate_pool
 from octavo_inference.backends.cuda.pooling import Pooler
@@ -114,12 +115,12 @@ class CudaBackend:
         failpoints: Failpoints,
         capture: Capture | None,
     ) -> None:
-        kind = f", {decoder.pool.data.dtype} KV".replace("torch.", "")
+        kind = f", {decoder.context.pool.data.dtype} KV".replace("torch.", "")
         self.name = f"cuda ({device.name}{kind})"
-        self.block_size = decoder.limits.block_size
-        self.num_blocks = decoder.pool.data.shape[1]
-        self.vocab_size = decoder.config.vocab
-        self.hidden_size = decoder.config.hidden
+        self.block_size = decoder.context.limits.block_size
+        self.num_blocks = decoder.context.pool.data.shape[1]
+        self.vocab_size = decoder.context.config.vocab
+        self.hidden_size = decoder.context.config.hidden
         self.steps_ahead = 1
         self.decode_runs = False
         self.max_prompt_scores: int | None = None
@@ -128,15 +129,19 @@ class CudaBackend:
         self._decoder = decoder
         self._rows = rows
         self._sampler = sampler
-        self._pooler = Pooler(decoder.buffers.pool_items, decoder.buffers.pool_sums)
+        self._pooler = Pooler(decoder.context.buffers.pool_items, decoder.context.buffers.pool_sums)
         self._scorer = scorer
-        self._stage = Stage(decoder.buffers.inputs, decoder.limits, decoder.limits.shares(decoder.config.kv_heads))
-        self._transfer = Transfer(decoder.pool)
+        self._stage = Stage(
+            decoder.context.buffers.inputs,
+            decoder.context.limits,
+            decoder.context.limits.shares(decoder.context.config.kv_heads),
+        )
+        self._transfer = Transfer(decoder.context.pool)
         self._lists = LaunchLists(self._list)
         self.graphs: Graphs | None = None
         if capture is not None:
-            first, later = graph_sizes(decoder.limits)
-            room = graph_room(decoder.limits)
+            first, later = graph_sizes(decoder.context.limits)
+            room = graph_room(decoder.context.limits)
             self.graphs = Graphs(
                 partial(self._record, capture), first, later, room, agreed=self._agreed, failed=self._capture_failed
             )
@@ -182,20 +187,21 @@ class CudaBackend:
         )
         buffers = allocate(buffer_shapes(config, limits, dtype, copies), device.torch)
         rows = DeviceRows(buffers.table, buffers.changes, limits)
-        decoder = Decoder(
+        loaded = upload(
             config,
-            upload(
-                config,
-                weights,
-                device=device.torch,
-                dtype=dtype,
-                quantization=quantization,
-                progress=progress,
-                fp8=fp8,
-                fp8_activations=buffers.fp8_activations,
-                ordered_activations=buffers.ordered_activations,
-                tiles=tiles,
-            ),
+            weights,
+            device=device.torch,
+            dtype=dtype,
+            quantization=quantization,
+            progress=progress,
+            fp8=fp8,
+            fp8_activations=buffers.fp8_activations,
+            ordered_activations=buffers.ordered_activations,
+            tiles=tiles,
+        )
+        context = LayerContext(
+            config,
+            tiles,
             allocate_pool(
                 layers=config.layers,
                 num_blocks=num_blocks,
@@ -211,13 +217,14 @@ class CudaBackend:
             limits,
             group,
         )
+        decoder = Decoder(context, loaded)
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
         scorer = PromptScorer(decoder, max_logprobs=MAX_LOGPROBS)
         return cls(device, decoder, rows, sampler, scorer, failpoints or Failpoints(""), capture)
 
     def warm_up(self) -> None:
         """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
-        for step in rehearsal(self._decoder.limits):
+        for step in rehearsal(self._decoder.context.limits):
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
@@ -230,7 +237,7 @@ class CudaBackend:
         with self._watched():
             self._failpoints.hit("gpu.step")
             self._rows.apply(step.changes)
-            size = padded(size_of(step), self._decoder.limits)
+            size = padded(size_of(step), self._decoder.context.limits)
             captured = None if self.graphs is None else self.graphs.choose(size)
             size = captured or size
             self._stage.load(step, size)
@@ -267,7 +274,7 @@ class CudaBackend:
         """
         with self._watched():
             self._rows.apply(step.changes)
-            size = padded(size_of(step), self._decoder.limits)
+            size = padded(size_of(step), self._decoder.context.limits)
             self._stage.load(step, size)
             self._decoder.forward(self._stage.inputs(size))
             logits: Float32 = self._decoder.logits(len(step.sample.row)).cpu().numpy().copy()
@@ -285,7 +292,7 @@ class CudaBackend:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
         with self._watched():
-            pool = self._decoder.pool
+            pool = self._decoder.context.pool
             for together in independent(pairs):
                 on_device = self._on_device(together)
                 for tensor in (pool.data, pool.scales):
@@ -296,7 +303,7 @@ class CudaBackend:
         """Write zeros to whole blocks, all layers."""
         with self._watched():
             ids = self._on_device(list(blocks))
-            for tensor in (self._decoder.pool.data, self._decoder.pool.scales):
+            for tensor in (self._decoder.context.pool.data, self._decoder.context.pool.scales):
                 if tensor is not None:
                     # Viewed as bytes: torch cannot fill float8.
                     tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
@@ -317,11 +324,11 @@ class CudaBackend:
 
     def _agreed(self, ok: bool) -> bool:
         """Return True if `ok` holds on all ranks. Waits for them."""
-        if self._decoder.group.size == 1:
+        if self._decoder.context.group.size == 1:
             return ok
         votes = torch.full((1,), float(ok), device=self._device)
-        self._decoder.group.all_reduce(votes)
-        return int(votes.item()) == self._decoder.group.size
+        self._decoder.context.group.all_reduce(votes)
+        return int(votes.item()) == self._decoder.context.group.size
 
     def _capture_failed(self, error: Exception) -> None:
         """Continue without the graph.
@@ -329,7 +336,7 @@ class CudaBackend:
         Raises when the device is lost, or when other ranks wait in a step that this one has left.
         """
         self._synchronize()
-        if self._decoder.group.size > 1:
+        if self._decoder.context.group.size > 1:
             raise DeviceError(
                 f"a CUDA graph could not be captured ({first_line(error)}), and the GPUs that share the model are now "
                 "out of step; start with --no-cuda-graphs"

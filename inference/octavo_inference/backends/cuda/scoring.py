@@ -57,7 +57,7 @@ class PromptScorer:
     """
 
     def __init__(self, decoder: Decoder, *, max_logprobs: int) -> None:
-        limits, device = decoder.limits, decoder.buffers.logits.device
+        limits, device = decoder.context.limits, decoder.context.buffers.logits.device
         width = aligned(1 + max_logprobs)
         self._decoder = decoder
         self._piece = limits.rows
@@ -81,7 +81,7 @@ class PromptScorer:
             for first in range(0, scores.length, self._piece):
                 count = min(self._piece, scores.length - first)
                 target = scores.position + 1 + first
-                self._targets[:count].copy_(decoder.table.tokens[scores.row, target : target + count])
+                self._targets[:count].copy_(decoder.context.table.tokens[scores.row, target : target + count])
                 self._wanted[:count].fill_(scores.logprobs)
                 log_probabilities(
                     decoder.read_out(scores.query + first, count),
@@ -98,7 +98,7 @@ class PromptScorer:
         if self._gpu:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record()
-        return Scored(integers, floats, wanted, decoder.config.vocab, done)
+        return Scored(integers, floats, wanted, decoder.context.config.vocab, done)
 
 
 def scorer_bytes(limits: StepLimits, *, max_logprobs: int) -> int:

@@ -22,148 +22,26 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.kernels.bit_unpack import (
-    beside,
-    columns_of,
-    dot_of,
-    floats,
-    nothing,
-    scaled,
-    split4,
-    total_of,
-    unpack_e2m1,
-    unpack_e4m3,
-    unpack_integers,
-    unpack_levels,
-)
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.dequantize import is_four_bits
+from octavo_inference.backends.cuda.kernels.gemv_sums import load_weights, sums_of
 from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile, gemv_tile
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
 
 # fmt: off
-@triton.jit
-def _load_weights(w, scales, minimums, step, first, n, words, groups, FORM: tl.constexpr, GROUP: tl.constexpr,
-                  OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
-    """Words of a step for each output, then the scales of all, then the minimums. Zeros past the end of the rows."""
-    # A chunk of 16 bytes has one scale; two where low and high nibbles are of different groups of 16.
-    CHUNKS: tl.constexpr = WORDS // (2 if FORM == "dense" else 4)
-    COLUMNS: tl.constexpr = 32 if is_four_bits(FORM) else 16
-    word = step * WORDS + tl.arange(0, WORDS)
-    loaded, scale, minimum = nothing(), nothing(), nothing()
-    for o in tl.static_range(OUTPUTS):
-        out = tl.minimum(first + o, n - 1)
-        loaded = loaded + (tl.load(w + out * words + word, mask=word < words, other=0),)
-        if GROUP > 0:
-            chunk = step * CHUNKS + tl.arange(0, CHUNKS)
-            inside = chunk * 4 < words
-            for i in tl.static_range(2 if GROUP < COLUMNS else 1):
-                at = out * groups + (chunk * 2 + i if GROUP < COLUMNS else chunk // (GROUP // COLUMNS))
-                scale = scale + (tl.load(scales + at, mask=inside, other=0.0),)
-                if minimums is not None:
-                    minimum = minimum + (tl.load(minimums + at, mask=inside, other=0.0),)
-    return loaded + scale + minimum
-
-
 @triton.jit(do_not_specialize=["m"])
 def _gemv(x, w, scales, minimums, factors, levels, bias, y, m, n, words, groups, x_stride, y_stride,
           FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
           WORDS: tl.constexpr):
-    # A word is one element of a load: 4 columns of fp8, int8 or bfloat16, 8 of four bits.
-    EACH: tl.constexpr = 2 if FORM == "dense" else 4
-    CHUNKS: tl.constexpr = WORDS // EACH
-    FOUR: tl.constexpr = is_four_bits(FORM)
-    INTEGER: tl.constexpr = FORM == "int4" or FORM == "int8"  # noqa: PLR1714  Triton compiles no set
-    # Bits of floats are read as float32, times 2**-120 or 2**-126; x is multiplied by a part of the inverse.
-    X: tl.constexpr = 2.0**90 if FORM == "fp8" or FORM == "fp4" else 1.0  # noqa: PLR1714
-    # Words of half a group, and scales of a chunk.
-    HALF: tl.constexpr = GROUP // 8 if GROUP > 32 else 4
-    SCALES: tl.constexpr = 2 if FOUR and GROUP < 32 else 1
-    FIRST: tl.constexpr = OUTPUTS + SCALES * OUTPUTS  # of the minimums
     first = tl.program_id(0).to(tl.int64) * OUTPUTS
     # Weights are loaded one step ahead, the first of them while the kernel before this one ends.
-    ahead = _load_weights(w, scales, minimums, 0, first, n, words, groups, FORM, GROUP, OUTPUTS, WORDS)
+    ahead = load_weights(w, scales, minimums, 0, 0, first, n, words, groups, FORM, GROUP, 1, OUTPUTS, WORDS)
     wait_for_previous()
-    # Zero, but not a constant for the compiler: it copies constants into a register for each use.
-    unknown = tl.minimum(n, 0)
-    acc = nothing()
-    for _ in tl.static_range(ROWS * OUTPUTS):
-        acc = acc + (tl.zeros((CHUNKS,), tl.float32),)
-    for step in range(tl.cdiv(words, WORDS)):
-        loaded = ahead
-        ahead = _load_weights(w, scales, minimums, step + 1, first, n, words, groups, FORM, GROUP, OUTPUTS, WORDS)
-        word = step * WORDS + tl.arange(0, WORDS)
-        low, high, low_sum, high_sum = nothing(), nothing(), nothing(), nothing()
-        for r in tl.static_range(ROWS):
-            row = x + tl.minimum(r, m - 1).to(tl.int64) * x_stride
-            if FOUR:
-                # The two halves of a group.
-                at = word // HALF * (2 * HALF) + word % HALF
-                low = low + (scaled(columns_of(row, at, 2 * words, 4), X),)
-                high = high + (scaled(columns_of(row, at + HALF, 2 * words, 4), X),)
-                low_sum, high_sum = low_sum + (total_of(low[r]),), high_sum + (total_of(high[r]),)
-            elif FORM == "fp8":
-                low = low + (scaled(columns_of(row, word, words, 4), X),)
-                low_sum = low_sum + (total_of(low[r]),)
-            else:
-                low = low + (columns_of(row, word, words, EACH),)
-                if FORM == "int8":
-                    low_sum = low_sum + (total_of(low[r]),)
-        added = nothing()
-        for o in tl.static_range(OUTPUTS):
-            if FORM == "dense":
-                pair = tl.split(loaded[o].reshape(CHUNKS, 2))
-                weights = floats(pair[0]) + floats(pair[1])
-            elif FORM == "fp8":
-                weights = unpack_e4m3(split4(loaded[o]))
-            elif FORM == "fp4":
-                packed = split4(loaded[o])
-                weights, upper = unpack_e2m1(packed, 28), unpack_e2m1(packed, 24)
-            elif FORM == "code4":
-                packed = split4(loaded[o])
-                weights, upper = unpack_levels(packed, levels, 0), unpack_levels(packed, levels, 4)
-            else:
-                packed = split4(loaded[o])
-                mask = unknown + (0x78000 if FORM == "int4" else 0x7F8000)
-                weights = unpack_integers(packed, mask, unknown + 0x43800000)
-                if FORM == "int4":
-                    upper = unpack_integers(packed, unknown + 0x780000, unknown + 0x41800000)
-            for r in tl.static_range(ROWS):
-                total = acc[o * ROWS + r]
-                if GROUP == 0:
-                    for i in tl.static_range(len(weights)):
-                        total += weights[i] * low[r][i]
-                else:
-                    product = dot_of(weights, low[r])
-                    if INTEGER:
-                        product -= (256 + ZERO) * low_sum[r]
-                    if FOUR:
-                        other = dot_of(upper, high[r])
-                        if INTEGER:
-                            other -= (16 + ZERO) * high_sum[r]
-                        if SCALES == 1:
-                            product += other
-                        else:
-                            total += other * loaded[OUTPUTS + 2 * o + 1].to(tl.float32)
-                    total += product * loaded[OUTPUTS + SCALES * o].to(tl.float32)
-                    if minimums is not None:
-                        of_one = low_sum[r]
-                        if FOUR and SCALES == 1:
-                            of_one += high_sum[r]
-                        if FOUR and SCALES == 2:
-                            total += high_sum[r] * loaded[FIRST + 2 * o + 1].to(tl.float32)
-                        total += of_one * loaded[FIRST + SCALES * o].to(tl.float32)
-                added = added + (total,)
-        acc = added
-    sums = tl.sum(beside(acc).reshape(CHUNKS, OUTPUTS * ROWS), 0)
+    sums = sums_of(ahead, x, w, scales, minimums, levels, m, 0, first, n, words, groups, x_stride, FORM, GROUP, ZERO,
+                   1, ROWS, OUTPUTS, WORDS)
     index = tl.arange(0, OUTPUTS * ROWS)
     out, row = first + index // ROWS, index % ROWS
     known = out < n
-    if FORM == "fp8":
-        sums *= 2.0**30
-    elif FORM == "fp4":
-        sums *= 2.0**36
     if factors is not None:
         sums *= tl.load(factors + out, mask=known, other=0.0)
     if bias is not None:

@@ -1,0 +1,52 @@
+"""A decoder's weights on the device, part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.linear import Embedding, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAttention:
+    """Attention: `qkv` stacks the rows of q, k and v. Norms are float32."""
+
+    qkv: Linear
+    o: Linear
+    q_norm: Torch | None
+    k_norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMlp:
+    """A dense MLP: `gate_up` stacks the rows of gate and up."""
+
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLayer:
+    """A layer: a mixer and a feed-forward part, with the norms around them in float32."""
+
+    mixer: DeviceAttention
+    feed_forward: DeviceMlp
+    input_norm: Torch
+    post_norm: Torch
+    attention_output_norm: Torch | None
+    mlp_output_norm: Torch | None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWeights:
+    """A decoder's weights on the device, `nbytes` in all. A tied `lm_head` reads the embedding's memory."""
+
+    embedding: Embedding
+    layers: tuple[DeviceLayer, ...]
+    final_norm: Torch
+    lm_head: Linear
+    nbytes: int
+    tiles: Tiles

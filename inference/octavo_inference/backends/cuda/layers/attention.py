@@ -1,0 +1,69 @@
+"""Softmax attention over the pool, with grouped queries."""
+
+from __future__ import annotations
+
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.device_weights import DeviceAttention
+from octavo_inference.backends.cuda.inputs import Inputs
+from octavo_inference.backends.cuda.kernels.attention import attend
+from octavo_inference.backends.cuda.kernels.decode_parts import most_split
+from octavo_inference.backends.cuda.kernels.rope_and_cache import rope_store
+from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, partial_views
+from octavo_inference.backends.cuda.layers.context import LayerContext
+
+
+def attention(context: LayerContext, number: int, weights: DeviceAttention, x: Torch, inputs: Inputs) -> Torch:
+    """Store K and V of the query tokens x [T, hidden]; return the layer's output, of this rank alone."""
+    config, buffers, tokens = context.config, context.buffers, len(x)
+    q, attended = buffers.q[:tokens], buffers.attended[:tokens]
+    kv, scales = context.pool.layer(number)
+    rope_store(
+        weights.qkv(x, buffers.qkv[:tokens]),
+        buffers.positions[:tokens],
+        buffers.slots[:tokens],
+        context.ropes[number],
+        weights.q_norm,
+        weights.k_norm,
+        config.norm_eps,
+        q,
+        kv,
+        scales,
+    )
+    # The decodes of a mixed step run separately: one query token needs few rows per program, and split keys.
+    for decodes in (True, False):
+        if inputs.kind == ("prompts" if decodes else "decodes"):
+            continue
+        attend(
+            q,
+            kv,
+            scales,
+            context.table.blocks,
+            inputs.row,
+            inputs.query_start,
+            inputs.seq_len,
+            attended,
+            bounds=None if decodes else inputs.bounds,
+            parts=inputs.parts if decodes else None,
+            partial=_partial(context, inputs) if decodes else None,
+            scale=config.score_scale,
+            window=config.window(number),
+            softcap=config.attention_softcap,
+            tile=context.tiles.for_attention(
+                config.head_dim,
+                config.heads // config.kv_heads,
+                q.dtype,
+                decode=decodes,
+                quantized=scales is not None,
+            ),
+        )
+    return weights.o(attended.view(tokens, -1), buffers.projected[:tokens])
+
+
+def _partial(context: LayerContext, inputs: Inputs) -> Partial | None:
+    """Buffers for split keys of decodes; prompts have enough programs without it."""
+    if len(inputs.parts) == len(inputs.row):
+        return None
+    config = context.config
+    parts = most_split(shares=context.limits.shares(config.kv_heads))
+    return partial_views(context.buffers.partial, parts=parts, heads=config.heads, head_dim=config.head_dim)

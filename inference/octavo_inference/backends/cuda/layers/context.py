@@ -1,0 +1,32 @@
+"""What all parts of a decoder's layers share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.buffers import StepBuffers, StepLimits
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.pool import KvPool
+from octavo_inference.backends.cuda.rows import DeviceRowTable
+from octavo_inference.models.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LayerContext:
+    """A model's description (or that of a rank's shard, `models.shard`) with its pool, row table and buffers.
+
+    `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
+    Parts run one after the other and share the buffers: `projected` holds the result of the part that ran last.
+    """
+
+    config: ModelConfig
+    tiles: Tiles
+    pool: KvPool
+    ropes: tuple[Torch | None, ...]
+    buffers: StepBuffers[Torch]
+    table: DeviceRowTable
+    limits: StepLimits
+    group: RankGroup = ALONE

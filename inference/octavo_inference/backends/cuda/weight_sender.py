@@ -1,0 +1,103 @@
+"""Copies planned matrices to the device, some rows at a time: the host never holds a full copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
+from octavo_inference.backends.cuda.linear import quantize_rows
+from octavo_inference.backends.cuda.packing import PlaneType, pack, plane_shapes
+from octavo_inference.backends.cuda.staging import Staging
+from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan
+from octavo_inference.models.weights import Format, Tensor, dequantize
+
+Progress = Callable[[int, int], None]
+
+_TYPES: dict[PlaneType, torch.dtype] = {
+    "f32": torch.float32,
+    "bf16": torch.bfloat16,
+    "f16": torch.float16,
+    "u8": torch.uint8,
+}
+_FLOATS: dict[Format, torch.dtype] = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+# Weights packed at a time: unpacking needs some bytes of working memory for each.
+_PIECE = 2 << 20
+
+
+class Sender:
+    """Allocates the planned memory and fills it piece by piece. `done` counts the bytes on the device."""
+
+    def __init__(self, plan: WeightPlan, device: torch.device, progress: Progress | None) -> None:
+        # Before the device quantizes them to fp8, weights are at most float32.
+        widest = max(max(_PIECE, part.cols) for part in plan.parts) * 4
+        self._staging = Staging(widest, device)
+        self._device = device
+        self._total, self._progress = plan.nbytes, progress
+        self.done = 0
+
+    def matrix(self, part: Part) -> DeviceMatrix:
+        """Send the rows of all sources of a part."""
+        planes = {
+            name: torch.empty(shape, dtype=_TYPES[kind], device=self._device)
+            for name, (kind, shape) in plane_shapes(part.layout, part.rows, part.cols).items()
+        }
+        start, step = 0, max(1, _PIECE // part.cols)
+        for source in part.sources:
+            for first in range(0, source.shape[0], step):
+                piece = source.rows(first, min(first + step, source.shape[0]))
+                rows = {name: plane[start : start + piece.shape[0]] for name, plane in planes.items()}
+                if part.layout.form == "fp8" and isinstance(piece, Tensor):
+                    self._quantize(piece, rows)
+                else:
+                    for name, array in pack(piece, part.layout).items():
+                        self._staging.send(array, rows[name])
+                piece.release()
+                start += piece.shape[0]
+                self._count(*rows.values())
+            # Release the whole again: pages that two pieces share are in none of them.
+            source.release()
+        if part.layout.levels:
+            planes["levels"] = self._vector(np.array(part.layout.levels, np.float32), torch.float16)
+        if part.order is not None:
+            planes["order"] = torch.from_numpy(part.order.astype(np.int32)).to(self._device)
+            self._count(planes["order"])
+        return DeviceMatrix(part.layout, part.cols, **planes)
+
+    def bias(self, part: Part) -> Torch | None:
+        """Send a part's biases; zeros for sources that have none."""
+        if part.bias_type is None:
+            return None
+        values = [
+            np.zeros(source.shape[0], np.float32) if bias is None else dequantize(bias).reshape(-1)
+            for source, bias in zip(part.sources, part.biases, strict=True)
+        ]
+        return self._vector(np.concatenate(values), _TYPES[part.bias_type])
+
+    def norm(self, tensor: Tensor) -> Torch:
+        """Send a vector, as float32."""
+        return self._vector(dequantize(tensor).reshape(-1).copy(), torch.float32)
+
+    def given_norm(self, tensor: Tensor | None) -> Torch | None:
+        """Send a vector that a layer may lack."""
+        return None if tensor is None else self.norm(tensor)
+
+    def _vector(self, values: NDArray[np.float32], dtype: torch.dtype) -> Torch:
+        result = torch.from_numpy(values).to(self._device, dtype)
+        self._count(result)
+        return result
+
+    def _quantize(self, piece: Tensor, rows: dict[str, Torch]) -> None:
+        dense = torch.empty(piece.shape, dtype=_FLOATS[piece.format], device=self._device)
+        self._staging.send(piece.data, dense)
+        for name, result in zip(("values", "factors"), quantize_rows(dense), strict=True):
+            rows[name].copy_(result)
+
+    def _count(self, *finished: Torch) -> None:
+        self.done += sum(tensor.nbytes for tensor in finished)
+        if self._progress is not None:
+            self._progress(self.done, self._total)

@@ -52,7 +52,7 @@ def read_latent(file: GgufFile, number: Callable[..., float]) -> LatentAttention
     query_rank = int(number("attention.q_lora_rank", 0))
     if rope_dim % 2 or not 0 < rope_dim < key or kv_rank <= 0 or value_dim <= 0 or query_rank < 0:
         raise ModelError(
-            f"{file.path}: latents of {kv_rank} elements, keys of {key} with {rope_dim} rotated, values of {value_dim}, "
+            f"{file.path}: latents of {kv_rank} elements, keys of {key}, {rope_dim} rotated, values of {value_dim}, "
             f"queries from {query_rank}: not the sizes of latent attention"
         )
     return LatentAttention(kv_rank, key - rope_dim, rope_dim, value_dim, query_rank or None)

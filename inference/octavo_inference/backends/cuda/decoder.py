@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.device_weights import DeviceLayer, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import DeviceAttention, DeviceLatent, DeviceLayer, DeviceWeights
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
+from octavo_inference.backends.cuda.layers.latent import latent_attention
 from octavo_inference.backends.cuda.layers.mlp import mlp
 
 
@@ -70,7 +72,10 @@ class Decoder:
         return self.context.buffers.normed[:count]
 
     def _mixer(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
-        return self._sum(attention(self.context, number, layer.mixer, x, inputs))
+        mixer, latent = layer.mixer, self.context.config.latent
+        if isinstance(mixer, DeviceLatent) and latent is not None:
+            return self._sum(latent_attention(self.context, latent, number, mixer, x, inputs))
+        return self._sum(attention(self.context, number, cast("DeviceAttention", mixer), x, inputs))
 
     def _feed_forward(self, layer: DeviceLayer, x: Torch) -> Torch:
         return self._sum(mlp(self.context, layer.feed_forward, x))

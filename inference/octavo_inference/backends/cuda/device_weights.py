@@ -21,6 +21,22 @@ class DeviceAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLatent:
+    """Latent attention: `qkv` stacks the rows of q, or of the queries' latent, and those of the latent and shared key.
+
+    k_up [heads, nope, rank] and v_up [heads, value, rank] have the type of activations, norms are float32.
+    """
+
+    qkv: Linear
+    o: Linear
+    k_up: Torch
+    v_up: Torch
+    kv_norm: Torch
+    q_norm: Torch | None
+    q_up: Linear | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceMlp:
     """A dense MLP: `gate_up` stacks the rows of gate and up."""
 
@@ -32,7 +48,7 @@ class DeviceMlp:
 class DeviceLayer:
     """A layer: a mixer and a feed-forward part, with the norms around them in float32."""
 
-    mixer: DeviceAttention
+    mixer: DeviceAttention | DeviceLatent
     feed_forward: DeviceMlp
     input_norm: Torch
     post_norm: Torch

@@ -9,7 +9,13 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.buffers import ActivationCopies
 from octavo_inference.backends.cuda.device import Fp8Products
-from octavo_inference.backends.cuda.device_weights import DeviceAttention, DeviceLayer, DeviceMlp, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import (
+    DeviceAttention,
+    DeviceLatent,
+    DeviceLayer,
+    DeviceMlp,
+    DeviceWeights,
+)
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
@@ -19,7 +25,7 @@ from octavo_inference.backends.cuda.weight_plan import Part, plan_weights
 from octavo_inference.backends.cuda.weight_sender import Progress, Sender
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Weights, required
+from octavo_inference.models.weights import LatentWeights, Weights, required
 
 NO_FP8 = Fp8Products()
 
@@ -89,7 +95,9 @@ def upload(
         }
         layers.append(
             DeviceLayer(
-                DeviceAttention(
+                _latent(config, layer.latent, linears, sender)
+                if layer.latent is not None
+                else DeviceAttention(
                     linears["qkv"], linears["o"], sender.given_norm(layer.q_norm), sender.given_norm(layer.k_norm)
                 ),
                 DeviceMlp(linears["gate_up"], linears["down"]),
@@ -110,6 +118,22 @@ def upload(
         Linear((head,), (None,), workspace, ordered_activations=ordered_activations, tiles=tiles),
         sender.done + workspace.nbytes,
         tiles,
+    )
+
+
+def _latent(config: ModelConfig, weights: LatentWeights, linears: dict[str, Linear], sender: Sender) -> DeviceLatent:
+    def expansion(name: str) -> Torch:
+        values = linears[name].parts[0].values
+        return values.view(config.heads, -1, values.shape[1])
+
+    return DeviceLatent(
+        linears["qkv"],
+        linears["o"],
+        expansion("k_up"),
+        expansion("v_up"),
+        sender.norm(weights.kv_norm),
+        sender.given_norm(weights.q_norm),
+        linears.get("q_up"),
     )
 
 

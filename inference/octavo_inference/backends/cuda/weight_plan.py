@@ -17,10 +17,11 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import Layout
 from octavo_inference.backends.cuda.packing import Dense, PlaneType, Quantization, layout_of, plane_shapes
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
+from octavo_inference.models.weights import LatentWeights, LayerWeights, Matrix, Tensor, Weights, required
 
 _BYTES: dict[PlaneType, int] = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
 _FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
+_LATENT_NORMS = ("kv_norm", "q_norm")
 _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 
 
@@ -106,9 +107,22 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
                 quantization,
             )
             for fused, names in _FUSED.items()
+            if fused != "qkv" or layer.latent is None
+        } | ({} if layer.latent is None else latents(layer.latent))
+
+    def latents(latent: LatentWeights) -> dict[str, tuple[Part, ...]]:
+        """Expansions are multiplied head by head, as floats: they are small."""
+        direct = latent.q_up is None
+        given = [required(latent.q if direct else latent.q_down), latent.kv_down]
+        plan = {
+            "qkv": _parts(given, [None] * 2, dense, quantization),
+            "k_up": _parts([latent.k_up], [None], dense, "dense"),
+            "v_up": _parts([latent.v_up], [None], dense, "dense"),
         }
+        return plan if direct else plan | {"q_up": _parts([required(latent.q_up)], [None], dense, quantization)}
 
     norms = [getattr(layer, name) for layer in layers for name in _NORMS]
+    norms += [getattr(layer.latent, name) for layer in layers if layer.latent for name in _LATENT_NORMS]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),

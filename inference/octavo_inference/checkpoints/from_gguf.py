@@ -4,49 +4,41 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
+from octavo_inference.checkpoints.gguf_families import FAMILIES, GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
 from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
+from octavo_inference.checkpoints.gguf_settings import GgufSettings, shortest
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_bits
+from octavo_inference.models.rows import half_split_rows
+from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3", "granite", "phi3", "gemma2", "gemma3")
 # Weights that are converted at once.
 _PIECE = 1 << 22
-_GEMMA = frozenset({"gemma2", "gemma3"})
-# Architectures for which llama.cpp permutes q and k to adjacent rotary pairs.
-_PERMUTED = frozenset({"llama", "smollm3", "granite"})
-# Every nth layer has full attention; llama.cpp's default for architectures whose files do not state it.
-_WINDOW_PATTERN = {"gemma2": 2, "gemma3": 6}
-# Gemma's 27B models scale queries by hidden size / heads; a GGUF file identifies them only by their layer count.
-_WIDE_QUERIES = frozenset({("gemma2", 46), ("gemma3", 62)})
 # End-of-turn tokens, for files older than the key eot_token_id.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
+_NAMES = {
+    "input_norm": "attn_norm",
+    "post_norm": "ffn_norm",
+    "final_norm": "output_norm",
+    "attention_output_norm": "",
+    "mlp_output_norm": "",
+}
 
 
 def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     """The decoder's configuration. Raises `ModelError` for an unsupported architecture or feature."""
     architecture = _architecture(file)
-
-    def number(key: str, default: float | None = None) -> float:
-        value = file.metadata.get(f"{architecture}.{key}", default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ModelError(f"{file.path}: {architecture}.{key} is {value!r}, expected a number")
-        return value
-
-    def cap(key: str, default: float) -> float | None:
-        value = number(key, default)
-        if value < 0:
-            raise ModelError(f"{file.path}: {architecture}.{key} is {value}, expected a positive number")
-        return value or None
+    family, settings = FAMILIES[architecture], GgufSettings(file, architecture)
 
     def divisors(name: str) -> NDArray[np.float32] | None:
         if name not in file.tensors:
@@ -56,56 +48,49 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
             raise ModelError(f"{file.path}: {name} has entries that are not positive")
         return values
 
-    hidden, heads = int(number("embedding_length")), int(number("attention.head_count"))
+    hidden, heads = int(settings.number("embedding_length")), settings.widest("attention.head_count")
     if heads <= 0 or hidden <= 0:
         raise ModelError(f"{file.path}: {heads} heads of a hidden size of {hidden}")
-    layers, head_dim = int(number("block_count")), int(number("attention.key_length", hidden // heads))
+    layers, head_dim = settings.layers(), int(settings.number("attention.key_length", hidden // heads))
     if not 0 < layers <= len(file.tensors):
         raise ModelError(f"{file.path}: block_count is {layers}, the file has {len(file.tensors)} tensors")
-    rotary = int(number("rope.dimension_count", head_dim))
-    _refuse_features(file, architecture, head_dim, rotary)
+    rotary = int(settings.number("rope.dimension_count", head_dim))
+    _check_rotation(file, family, head_dim, rotary)
     embedding = _tensor(file, "token_embd.weight")
-    theta = number("rope.freq_base", 1e6 if architecture == "gemma3" else 10000.0)
+    theta = settings.number("rope.freq_base", family.theta)
     if theta <= 1:
         raise ModelError(f"{file.path}: {architecture}.rope.freq_base is {theta}, expected more than 1")
-    gemma = architecture in _GEMMA
-    wide = (architecture, layers) in _WIDE_QUERIES
-    granite = architecture == "granite"
     bos = file.metadata.get("tokenizer.ggml.bos_token_id")
-    return ModelConfig(
-        architecture=architecture,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=int(number("attention.head_count_kv", heads)),
-        head_dim=head_dim,
-        intermediate=int(number("feed_forward_length")),
-        vocab=embedding.shape[0],
-        max_positions=int(number("context_length")),
-        rope_theta=theta,
-        norm_eps=_shortest(number("attention.layer_norm_rms_epsilon")),
-        tied_embeddings="output.weight" not in file.tensors,
-        eos_token_ids=_eos(file),
-        bos_token_id=bos if isinstance(bos, int) else None,
-        rope_scaling=read_scaling(file, number, divisors, theta, rotary),
-        rotary_dim=rotary,
-        local_rope_theta=number("rope.freq_base_swa", 10000.0) if architecture == "gemma3" else None,
-        rotated=tuple((layer + 1) % 4 != 0 for layer in range(layers)) if architecture == "smollm3" else (),
-        windows=_windows(file, architecture, layers),
-        query_scale=cap("attention.scale", (hidden // heads if wide else head_dim) ** -0.5),
-        attention_softcap=cap("attn_logit_softcapping", 50.0 if architecture == "gemma2" else 0.0),
-        logit_softcap=cap("final_logit_softcapping", 30.0 if architecture == "gemma2" else 0.0),
-        activation="gelu_tanh" if gemma else "silu",
-        embedding_scale=hidden**0.5 if gemma else _shortest(number("embedding_scale", 1.0)) if granite else 1.0,
-        residual_scale=_shortest(number("residual_scale", 1.0)) if granite else 1.0,
-        logit_scale=1 / (cap("logit_scale", 1.0) or 1.0) if granite else 1.0,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        output_bias="blk.0.attn_output.bias" in file.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        qk_norm="head" if architecture in {"qwen3", "gemma3"} else None,
-        output_norms=gemma,
-        digest=digest,
-    )
+    eps = settings.get("attention.layer_norm_rms_epsilon", settings.get("attention.layer_norm_epsilon"))
+    common: dict[str, Any] = {
+        "architecture": architecture,
+        "layers": layers,
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": settings.widest("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "intermediate": settings.widest("feed_forward_length", 0),
+        "vocab": embedding.shape[0],
+        "max_positions": int(settings.number("context_length")),
+        "rope_theta": theta,
+        "norm_eps": shortest(settings.number("attention.layer_norm_rms_epsilon", eps)),
+        "tied_embeddings": "output.weight" not in file.tensors,
+        "eos_token_ids": _eos(file),
+        "bos_token_id": bos if isinstance(bos, int) else None,
+        "rope_scaling": read_scaling(file, settings.number, divisors, theta, rotary),
+        "rotary_dim": rotary,
+        "attention_softcap": settings.cap("attn_logit_softcapping", 0.0),
+        "logit_softcap": settings.cap("final_logit_softcapping", 0.0),
+        "query_scale": settings.cap("attention.scale", head_dim**-0.5),
+        "qkv_bias": any(f"blk.0.attn_{name}.bias" in file.tensors for name in ("q", "qkv")),
+        "output_bias": "blk.0.attn_output.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in file.tensors,
+        "digest": digest,
+    }
+    config = ModelConfig(**common | family.fields(settings))
+    if settings.get("expert_count") and config.experts is None:
+        raise ModelError(f"{file.path}: a mixture of experts of {architecture} models is not supported")
+    return config
 
 
 def weights_from_gguf(file: GgufFile, config: ModelConfig, *, contents: bool = True) -> Weights:
@@ -114,12 +99,28 @@ def weights_from_gguf(file: GgufFile, config: ModelConfig, *, contents: bool = T
     Raises `ModelError` for tensors that do not fit the metadata. Without `contents` only the header is known, not what
     the file holds: weights then have their formats and sizes, and cannot be read.
     """
-    tensors = _Tensors(file, config, contents)
-    layers = tuple(_layer(tensors, config, f"blk.{layer}.") for layer in range(config.layers))
+    family = FAMILIES[config.architecture]
+    tensors = _Tensors(file, config, family, contents)
+    layers = tuple(_Layer(tensors, layer).read() for layer in range(config.layers))
     embedding = tensors.matrix("token_embd.weight", config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else tensors.matrix("output.weight", config.vocab, config.hidden)
-    norm = tensors.vector("output_norm.weight", config.hidden)
-    return Weights(tensors.table("token_embd.weight", embedding), layers, norm, head)
+    given: dict[str, Any] = {}
+    if config.embedding_norm:
+        given["embedding_norm"] = tensors.vector("token_embd_norm.weight", config.hidden)
+        given["embedding_norm_bias"] = tensors.optional("token_embd_norm.bias", config.hidden)
+    if config.learned_positions:
+        stored = tensors.matrix("position_embd.weight", config.learned_positions, config.hidden)
+        given["positions"] = tensors.table("position_embd.weight", stored)
+    norm = tensors.name("final_norm")
+    return Weights(
+        tensors.table("token_embd.weight", embedding),
+        layers,
+        tensors.vector(f"{norm}.weight", config.hidden) if norm else None,
+        head,
+        final_norm_bias=tensors.optional(f"{norm}.bias", config.hidden),
+        head_bias=tensors.vector("output.bias", config.vocab) if config.head_bias else None,
+        **given,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,12 @@ class _Tensors:
 
     file: GgufFile
     config: ModelConfig
+    family: GgufFamily
     contents: bool
+
+    def name(self, field: str) -> str:
+        """The tensor of a norm, "" if the family has none."""
+        return self.family.names.get(field, _NAMES[field])
 
     def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Matrix:
         source = _tensor(self.file, name, (rows, columns))
@@ -158,57 +164,143 @@ class _Tensors:
         order = self.order(heads)
         return Tensor("f32", (size,), values if order is None else values[order])
 
+    def optional(self, name: str, size: int, heads: int = 0) -> Tensor | None:
+        return self.vector(name, size, heads) if name in self.file.tensors else None
+
     def order(self, heads: int) -> NDArray[np.int64] | None:
-        permuted = heads and self.config.architecture in _PERMUTED
-        return half_split_rows(heads, self.config.head_dim) if permuted else None
+        if not heads or not self.family.adjacent:
+            return None
+        return half_split_rows(heads, self.config.head_dim, self.config.rotary_dim)
 
 
-def _layer(tensors: _Tensors, config: ModelConfig, p: str) -> LayerWeights:
-    hidden, ffn, dim = config.hidden, config.intermediate, config.head_dim
-    q_width, kv_width = config.heads * dim, config.kv_heads * dim
-    # Phi-3 stacks q, k and v in one tensor, and gate and up in another.
-    if p + "attn_qkv.weight" in tensors.file.tensors:
-        fused = tensors.matrix(p + "attn_qkv.weight", q_width + 2 * kv_width, hidden)
-        q, k, v = fused.split(q_width, kv_width, kv_width)
-    else:
-        q = tensors.matrix(p + "attn_q.weight", q_width, hidden, config.heads)
-        k = tensors.matrix(p + "attn_k.weight", kv_width, hidden, config.kv_heads)
-        v = tensors.matrix(p + "attn_v.weight", kv_width, hidden)
-    if p + "ffn_gate.weight" in tensors.file.tensors:
-        gate, up = (tensors.matrix(f"{p}ffn_{name}.weight", ffn, hidden) for name in ("gate", "up"))
-    else:
-        gate, up = tensors.matrix(p + "ffn_up.weight", 2 * ffn, hidden).split(ffn, ffn)
+class _Layer:
+    """Reads one layer."""
 
-    def optional(present: bool, name: str, size: int, heads: int = 0) -> Tensor | None:
-        return tensors.vector(p + name, size, heads) if present else None
+    def __init__(self, tensors: _Tensors, number: int) -> None:
+        self._tensors, self._config, self._prefix = tensors, tensors.config, f"blk.{number}."
+        self._part = tensors.config.part(number)
 
-    return LayerWeights(
-        input_norm=tensors.vector(p + "attn_norm.weight", hidden),
-        q=q,
-        k=k,
-        v=v,
-        o=tensors.matrix(p + "attn_output.weight", hidden, q_width),
-        post_norm=tensors.vector(p + "ffn_norm.weight", hidden),
-        gate=gate,
-        up=up,
-        down=tensors.matrix(p + "ffn_down.weight", hidden, ffn),
-        q_bias=optional(config.qkv_bias, "attn_q.bias", q_width, config.heads),
-        k_bias=optional(config.qkv_bias, "attn_k.bias", kv_width, config.kv_heads),
-        v_bias=optional(config.qkv_bias, "attn_v.bias", kv_width),
-        o_bias=optional(config.output_bias, "attn_output.bias", hidden),
-        gate_bias=optional(config.mlp_bias, "ffn_gate.bias", ffn),
-        up_bias=optional(config.mlp_bias, "ffn_up.bias", ffn),
-        down_bias=optional(config.mlp_bias, "ffn_down.bias", hidden),
-        q_norm=optional(config.qk_norm is not None, "attn_q_norm.weight", dim),
-        k_norm=optional(config.qk_norm is not None, "attn_k_norm.weight", dim),
-        attention_output_norm=optional(config.output_norms, "post_attention_norm.weight", hidden),
-        mlp_output_norm=optional(config.output_norms, "post_ffw_norm.weight", hidden),
-    )
+    def read(self) -> LayerWeights:
+        """The layer's weights."""
+        fields: dict[str, Any] = {}
+        for norm in ("input_norm", "post_norm", "attention_output_norm", "mlp_output_norm"):
+            fields |= self._norm(norm)
+        if self._part.attention:
+            fields |= self._attention()
+        if self._part.feed_forward == "dense":
+            fields |= self._mlp(int(self._part.intermediate or 0))
+        elif self._part.feed_forward == "experts":
+            fields["experts"] = self._experts()
+        return LayerWeights(**fields)
 
+    def _norm(self, field: str) -> dict[str, Tensor | None]:
+        tensors, config = self._tensors, self._config
+        name = tensors.name(field)
+        if field == "input_norm" and config.shared_norm and tensors.config.architecture == "falcon":
+            name = "attn_norm"
+        if not name or (field == "post_norm" and config.shared_norm):
+            return {}
+        mixes = field in {"input_norm", "attention_output_norm"}
+        if not (self._part.attention if mixes else self._part.feed_forward != "none"):
+            return {}
+        full = self._prefix + name
+        return {
+            field: tensors.vector(full + ".weight", config.hidden),
+            f"{field}_bias": tensors.optional(full + ".bias", config.hidden),
+        }
 
-def half_split_rows(heads: int, head_dim: int) -> NDArray[np.int64]:
-    """Row order that reverts llama.cpp's permutation: from rotary pairs (2i, 2i+1) to (i, i + head_dim/2)."""
-    return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
+    def _attention(self) -> dict[str, Any]:
+        tensors, config, p, dim = self._tensors, self._config, self._prefix, self._config.head_dim
+        heads, kv_heads = int(self._part.heads or 0), int(self._part.kv_heads or 0)
+        q_width, kv_width, hidden = heads * dim, kv_heads * dim, config.hidden
+        fields: dict[str, Any] = {}
+        # All of q, all of k, all of v: converters sort those of other families.
+        if p + "attn_qkv.weight" in tensors.file.tensors:
+            widths, rows = (q_width, kv_width, kv_width), q_width + 2 * kv_width
+            fused = tensors.matrix(p + "attn_qkv.weight", rows, hidden)
+            fields |= zip("qkv", fused.split(*widths), strict=True)
+            bias = tensors.optional(p + "attn_qkv.bias", rows)
+            if bias is not None:
+                fields |= zip(("q_bias", "k_bias", "v_bias"), bias.split(*widths), strict=True)
+        else:
+            for name, width, of in (("q", q_width, heads), ("k", kv_width, kv_heads), ("v", kv_width, 0)):
+                fields[name] = tensors.matrix(f"{p}attn_{name}.weight", width, hidden, of)
+                fields[f"{name}_bias"] = tensors.optional(f"{p}attn_{name}.bias", width, of)
+        fields["o"] = tensors.matrix(p + "attn_output.weight", hidden, q_width)
+        fields["o_bias"] = tensors.optional(p + "attn_output.bias", hidden)
+        if config.qk_norm is not None and config.architecture != "llama4":  # whose norms have no weights
+            fields["q_norm"] = self._head_norm("attn_q_norm.weight", heads, q_width)
+            fields["k_norm"] = self._head_norm("attn_k_norm.weight", kv_heads, kv_width)
+        if config.sinks:
+            fields["sinks"] = tensors.vector(p + "attn_sinks.weight", heads)
+        return fields
+
+    def _head_norm(self, name: str, heads: int, width: int) -> Tensor:
+        """The norm of q or k: [head_dim], or as wide as all heads."""
+        tensors, dim = self._tensors, self._config.head_dim
+        if self._config.qk_norm == "whole":
+            return tensors.vector(self._prefix + name, width)
+        stored = _tensor(tensors.file, self._prefix + name)
+        if stored.shape == (heads, dim):  # a norm for each head
+            values = elements(tensors.file, stored)
+            order = tensors.order(heads)
+            return Tensor("f32", (width,), values if order is None else values[order])
+        return tensors.vector(self._prefix + name, dim)
+
+    def _mlp(self, inner: int) -> dict[str, Any]:
+        tensors, config, p, hidden = self._tensors, self._config, self._prefix, self._config.hidden
+        fields: dict[str, Any] = {}
+        if not config.gated or p + "ffn_gate.weight" in tensors.file.tensors:
+            for name in ("gate", "up") if config.gated else ("up",):
+                fields[name] = tensors.matrix(f"{p}ffn_{name}.weight", inner, hidden)
+                fields[f"{name}_bias"] = tensors.optional(f"{p}ffn_{name}.bias", inner)
+        else:
+            fields["gate"], fields["up"] = tensors.matrix(p + "ffn_up.weight", 2 * inner, hidden).split(inner, inner)
+        fields["down"] = tensors.matrix(p + "ffn_down.weight", hidden, inner)
+        fields["down_bias"] = tensors.optional(p + "ffn_down.bias", hidden)
+        return fields
+
+    def _experts(self) -> ExpertWeights:
+        tensors, config, p = self._tensors, self._config, self._prefix
+        experts = config.experts
+        if experts is None:
+            raise ModelError(f"{tensors.file.path}: {p}ffn_gate_inp in a model without experts")
+        hidden, inner, count = config.hidden, experts.intermediate, experts.count
+        fields: dict[str, Any] = {}
+        for name, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            fields[name] = self._each(name, count, rows, columns)
+            bias = f"{p}ffn_{name}_exps.bias"
+            if bias in tensors.file.tensors:
+                values = elements(tensors.file, _tensor(tensors.file, bias, (count, rows)))
+                fields[f"{name}_bias"] = Tensor("f32", (count, rows), values.reshape(count, rows))
+        if experts.shared:
+            for name, rows, columns in (
+                ("gate", experts.shared, hidden),
+                ("up", experts.shared, hidden),
+                ("down", hidden, experts.shared),
+            ):
+                fields[f"shared_{name}"] = tensors.matrix(f"{p}ffn_{name}_shexp.weight", rows, columns)
+        if experts.shared_gate:
+            values = elements(tensors.file, _tensor(tensors.file, p + "ffn_gate_inp_shexp.weight"))
+            if values.size != hidden:
+                raise ModelError(f"{tensors.file.path}: {p}ffn_gate_inp_shexp has {values.size} numbers, not {hidden}")
+            fields["shared_router"] = Tensor("f32", (1, hidden), values.reshape(1, hidden))
+        router = tensors.matrix(p + "ffn_gate_inp.weight", count, hidden)
+        return ExpertWeights(
+            router=tensors.table(p + "ffn_gate_inp.weight", router),
+            router_bias=tensors.optional(p + "ffn_gate_inp.bias", count),
+            correction=tensors.optional(p + "exp_probs_b.bias", count),
+            **fields,
+        )
+
+    def _each(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, ...]:
+        """The matrices of all experts: in one tensor, in old files in one each."""
+        tensors, p = self._tensors, self._prefix
+        whole = f"{p}ffn_{name}_exps.weight"
+        if whole not in tensors.file.tensors and f"{p}ffn_{name}.0.weight" in tensors.file.tensors:
+            return tuple(tensors.matrix(f"{p}ffn_{name}.{e}.weight", rows, columns) for e in range(count))
+        stored = stored_matrix(tensors.file, _tensor(tensors.file, whole, (count, rows, columns)))
+        return tuple(stored.split(*[rows] * count))
 
 
 def _tensor(file: GgufFile, name: str, shape: tuple[int, ...] | None = None) -> GgufTensor:
@@ -225,41 +317,16 @@ def _architecture(file: GgufFile) -> str:
     if kind != "model":
         raise ModelError(f"{file.path}: general.type is {kind!r}, expected a model")
     architecture = file.metadata.get("general.architecture")
-    if architecture not in ARCHITECTURES:
+    if architecture not in FAMILIES:
         raise UnsupportedModelError(
-            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{file.path}: architecture {architecture!r} is not supported; supported are {', '.join(FAMILIES)}"
         )
     return str(architecture)
 
 
-def _refuse_features(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:
-    if file.metadata.get(f"{architecture}.expert_count"):
-        raise ModelError(f"{file.path}: mixture-of-experts models are not supported")
-    # Only Phi-3 stores partially rotated heads in an order that shows the rotated part.
-    if (rotary != head_dim and architecture != "phi3") or rotary % 2 or not 2 < rotary <= head_dim:
+def _check_rotation(file: GgufFile, family: GgufFamily, head_dim: int, rotary: int) -> None:
+    if (rotary != head_dim and not family.partial) or rotary % 2 or not 2 < rotary <= head_dim:
         raise ModelError(f"{file.path}: rotary dimensions {rotary} of heads of {head_dim}: partial rotation")
-
-
-def _windows(file: GgufFile, architecture: str, layers: int) -> tuple[int | None, ...]:
-    """Each layer's window. A pattern of n gives every nth layer full attention; a list has a flag for each layer."""
-    key = f"{architecture}.attention.sliding_window"
-    window, context = file.metadata.get(key, 0), file.metadata.get(f"{architecture}.context_length")
-    if isinstance(window, bool) or not isinstance(window, int) or window < 0:
-        raise ModelError(f"{file.path}: {key} is {window!r}, expected a number of tokens")
-    if window == 0:
-        return ()
-    if architecture not in {"llama", "phi3", *_GEMMA}:
-        if isinstance(context, int) and window < context:
-            raise ModelError(f"{file.path}: a sliding window ({window} of {context} tokens) of {architecture} models")
-        return ()
-    pattern = file.metadata.get(f"{key}_pattern", _WINDOW_PATTERN.get(architecture, 0))
-    if isinstance(pattern, memoryview):
-        if len(pattern) < layers:
-            raise ModelError(f"{file.path}: {key}_pattern has {len(pattern)} entries for {layers} layers")
-        return tuple(window if local else None for local in pattern[:layers].tolist())
-    if isinstance(pattern, bool) or not isinstance(pattern, int) or pattern < 0:
-        raise ModelError(f"{file.path}: {key}_pattern is {pattern!r}, expected a number of layers")
-    return tuple(None if pattern and (layer + 1) % pattern == 0 else window for layer in range(layers))
 
 
 def _eos(file: GgufFile) -> tuple[int, ...]:
@@ -269,8 +336,3 @@ def _eos(file: GgufFile) -> tuple[int, ...]:
     if ids[1] is None and isinstance(tokens, Strings):
         ids += [index for index, token in enumerate(tokens.read()) if token in _END_OF_TURN]
     return tuple(dict.fromkeys(token for token in ids if isinstance(token, int)))
-
-
-def _shortest(stored: float) -> float:
-    """The shortest decimal of a float32: 1e-5 is stored as 9.99999974e-06."""
-    return float(np.format_float_positional(np.float32(stored), unique=True))

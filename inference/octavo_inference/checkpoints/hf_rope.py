@@ -28,8 +28,8 @@ class RopeParameters:
     local_theta: float | None
 
 
-def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, partial: bool) -> RopeParameters:
-    """`theta`: the family's default; `partial`: the family may rotate a part of each head.
+def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, share: float | None) -> RopeParameters:
+    """`theta`, `share`: the family's defaults of the base and the rotated part of a head; None: all of it rotates.
 
     Raises UnsupportedModelError for an unknown scaling, ModelError for an incomplete one.
     """
@@ -42,15 +42,16 @@ def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, 
     rope = given or data.get("rope_scaling") or {}
     if _kind(local) != "default":
         raise UnsupportedModelError(f"{path}: rope scaling {_kind(local)!r} of sliding-window layers is not supported")
-    share = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
-    dim = int(head_dim * _number(path, "partial_rotary_factor", share))
-    if dim != head_dim and not partial:
-        raise UnsupportedModelError(f"{path}: partial_rotary_factor {share} is not supported")
+    given_share = rope.get("partial_rotary_factor") or data.get("partial_rotary_factor") or data.get("rotary_pct")
+    rotated = _number(path, "partial_rotary_factor", given_share or share or 1.0)
+    dim = int(head_dim * rotated)
+    if dim != head_dim and share is None:
+        raise UnsupportedModelError(f"{path}: partial_rotary_factor {rotated} is not supported")
     if dim % 2 or not 2 < dim <= head_dim:
-        raise ModelError(f"{path}: partial_rotary_factor {share} rotates {dim} of {head_dim} elements of a head")
+        raise ModelError(f"{path}: partial_rotary_factor {rotated} rotates {dim} of {head_dim} elements of a head")
     local_theta = local.get("rope_theta") or data.get("rope_local_base_freq")
     return RopeParameters(
-        theta=_theta(path, rope.get("rope_theta") or data.get("rope_theta") or theta),
+        theta=_theta(path, rope.get("rope_theta") or data.get("rope_theta") or data.get("rotary_emb_base") or theta),
         dim=dim,
         scaling=_scaling(path, data, rope, dim),
         local_theta=None if local_theta is None else _theta(path, local_theta),

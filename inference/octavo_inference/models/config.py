@@ -34,11 +34,12 @@ class ModelConfig:
     shared key.
     `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
     head has a logit that takes part in its softmax without a value. `alibi`: scores fall with distance, by each head's
-    slope. `learned_positions`: the embedding of positions has so many rows, 0 for none. `bidirectional`: a token
-    attends to all tokens of its sequence, or to those at most half a window away; all of them are in one step.
-    `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one norm for both.
-    `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v. `query_temperature`
-    (Llama 4): (floor positions, factor) of layers without rotation: q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
+    slope times this factor (0: no ALiBi). `learned_positions`: the embedding of positions has so many rows, 0 for none.
+    `bidirectional`: a token attends to all tokens of its sequence, or to those at most half a window away; all of them
+    are in one step. `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one
+    norm for both. `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v.
+    `query_temperature` (Llama 4): (floor positions, factor) of layers without rotation:
+    q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
     """
 
     architecture: str
@@ -82,7 +83,7 @@ class ModelConfig:
     shared_norm: bool = False
     gated: bool = True
     sinks: bool = False
-    alibi: bool = False
+    alibi: float = 0.0
     learned_positions: int = 0
     token_types: int = 0
     bidirectional: bool = False

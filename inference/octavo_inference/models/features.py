@@ -25,7 +25,7 @@ def features(config: ModelConfig) -> frozenset[str]:
         "attention beside a state layer": any(attention and state for attention, state, _ in parts),
         "chunked attention": any(config.chunks),
         "attention sinks": config.sinks,
-        "ALiBi": config.alibi,
+        "ALiBi": config.alibi != 0,
         "learned positions": config.learned_positions > 0,
         "attention in both directions": config.bidirectional,
         "LayerNorm": config.layer_norm,

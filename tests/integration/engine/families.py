@@ -34,7 +34,7 @@ class Family:
     prompts: tuple[int, ...] = (70, 5, 33, 90)
 
     def config(self) -> Any:
-        name = {"Gemma3": "Gemma3TextConfig"}.get(self.model, f"{self.model}Config")
+        name = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(self.model, f"{self.model}Config")
         base = {
             "vocab_size": VOCAB,
             "hidden_size": 64,
@@ -54,6 +54,12 @@ def rope(kind: str, **parameters: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **parameters}}
 
 
+def tokens_of_experts(**changes: Any) -> dict[str, Any]:
+    """Four experts, two of them chosen."""
+    return {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, **changes}
+
+
+ROUTED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
 PAIRS = list(np.linspace(1.0, 9.0, 8))
 FAMILIES = {
     "llama": Family("Llama"),
@@ -121,11 +127,94 @@ FAMILIES = {
 }
 
 
+DENSE = {
+    "gemma": Family("Gemma", {"head_dim": 32}),
+    "arcee": Family("Arcee"),
+    "bloom": Family("Bloom", {"n_layer": 4, "n_head": 4}),
+    "bloom-12-heads": Family("Bloom", {"n_layer": 2, "n_head": 12, "hidden_size": 192}),
+    "cohere": Family("Cohere", {"logit_scale": 0.25}),
+    "cohere-norms": Family("Cohere", {"use_qk_norm": True}),
+    "cohere2": Family("Cohere2", {"sliding_window": WINDOW}),
+    "ernie4_5": Family("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "exaone4": Family("Exaone4", {"sliding_window": WINDOW}),
+    "exaone4-full": Family("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "falcon": Family("Falcon", {"multi_query": True}),
+    "falcon-new": Family("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon-alibi": Family("Falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "gpt2": Family("GPT2"),
+    "gptneox": Family("GPTNeoX"),
+    "gptneox-sequential": Family("GPTNeoX", {"use_parallel_residual": False}),
+    "gptj": Family("GPTJ", {"rotary_dim": 8}),
+    "glm": Family("Glm", {"head_dim": 32, "attention_bias": True}),
+    "glm4": Family("Glm4", {"head_dim": 32, "attention_bias": True}),
+    "hunyuan": Family("HunYuanDenseV1", {"head_dim": 32}),
+    "mpt": Family("Mpt", {"n_layers": 4, "n_heads": 4, "d_model": 64, "max_seq_len": POSITIONS}),
+    "nemotron": Family("Nemotron"),
+    "opt": Family("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
+    "olmo": Family("Olmo", {"clip_qkv": 1.5}),
+    "olmo2": Family("Olmo2"),
+    "olmo3": Family("Olmo3", {"sliding_window": WINDOW}),
+    "phi2": Family("Phi"),
+    "seed_oss": Family("SeedOss", {"head_dim": 32}),
+    "stablelm": Family("StableLm", {"use_qkv_bias": True}),
+    "stablelm-2": Family("StableLm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "starcoder": Family("GPTBigCode"),
+    "starcoder2": Family("Starcoder2", {"sliding_window": WINDOW}),
+}
+EXPERTS = {
+    "mixtral": Family("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen2_moe": Family(
+        "Qwen2Moe",
+        tokens_of_experts(shared_expert_intermediate_size=48, decoder_sparse_step=2),
+    ),
+    "qwen3_moe": Family("Qwen3Moe", tokens_of_experts(head_dim=32, norm_topk_prob=True, mlp_only_layers=[1])),
+    "olmoe": Family("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}),
+    "granitemoe": Family("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0}),
+    "granitemoe-shared": Family(
+        "GraniteMoeShared", {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 48}
+    ),
+    "dots1": Family("Dots1", {**ROUTED, "n_shared_experts": 2, "n_group": 2, "topk_group": 1, "norm_topk_prob": True}),
+    "ernie4_5_moe": Family(
+        "Ernie4_5_Moe",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32, "moe_num_shared_experts": 1},
+    ),
+    "glm4_moe": Family(
+        "Glm4Moe",
+        {**ROUTED, "head_dim": 32, "n_group": 4, "topk_group": 2, "use_qk_norm": True, "routed_scaling_factor": 1.5},
+    ),
+    "gpt_oss": Family(
+        "GptOss",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "intermediate_size": 32,
+        },
+    ),
+    "llama4": Family(
+        "Llama4",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "head_dim": 32,
+            "attention_chunk_size": WINDOW,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 64,
+            "interleave_moe_layer_step": 2,
+            "floor_scale": 16,
+        },
+    ),
+    "minimax_m2": Family("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}),
+}
+
+
 def build(family: Family) -> Any:
     """Random weights, large enough that every part of the model matters."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = getattr(transformers, f"{family.model}ForCausalLM")(family.config()).eval()
+    name = {"GPT2": "GPT2LMHeadModel"}.get(family.model, f"{family.model}ForCausalLM")
+    model = getattr(transformers, name)(family.config()).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
@@ -134,6 +223,9 @@ def build(family: Family) -> Any:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
             if "embed_tokens" in name:
                 parameter.normal_(0, 0.5)
+        for name, buffer in model.named_buffers():
+            if "correction" in name:
+                buffer.normal_(0, 0.3)
     return model
 
 

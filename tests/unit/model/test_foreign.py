@@ -23,8 +23,8 @@ Tensors = dict[str, np.ndarray]
 @pytest.mark.parametrize(
     ("change", "missing"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture 'GPT2LMHeadModel' is not supported; supported are "),
-        ({"hidden_act": "relu2"}, "hidden_act 'relu2' is not supported"),
+        ({"architectures": ["OwnForCausalLM"]}, "architecture 'OwnForCausalLM' is not supported; supported are "),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
         ({"rope_scaling": {"rope_type": "unheard-of"}}, "rope scaling 'unheard-of' is not supported"),
     ],
 )
@@ -51,11 +51,11 @@ def test_any_folder_can_be_given_to_transformers_and_no_gguf_file(tmp_path: Path
 def test_without_torch_or_transformers_the_sentence_says_what_to_install(
     tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch, absent: str
 ) -> None:
-    folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
+    folder = write_hf(tmp_path / "m", tensors, architectures=["OwnForCausalLM"])
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == absent else find(name))
     with pytest.raises(
-        ModelError, match=f"GPT2LMHeadModel.* but {absent} is not installed: use the image octavo-server "
+        ModelError, match=f"OwnForCausalLM.* but {absent} is not installed: use the image octavo-server "
     ):
         load_engine(EngineSettings(model=str(folder)))
 
@@ -63,7 +63,7 @@ def test_without_torch_or_transformers_the_sentence_says_what_to_install(
 def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
     tmp_path: Path, tensors: Tensors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = write_hf(tmp_path / "m", tensors, architectures=["GPT2LMHeadModel"])
+    folder = write_hf(tmp_path / "m", tensors, architectures=["OwnForCausalLM"])
     monkeypatch.setattr("octavo_inference.engine.factory.available_memory", lambda: 1000)
     monkeypatch.setitem(sys.modules, "transformers", None)  # to import it would fail
     monkeypatch.setattr("octavo_inference.engine.factory.require_transformers", lambda _: None)

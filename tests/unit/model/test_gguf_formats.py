@@ -11,13 +11,14 @@ from tests.support.native import needs_native
 
 from octavo_inference import LLM, SamplingParams
 from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
-from octavo_inference.checkpoints.from_gguf import config_from_gguf, half_split_rows, weights_from_gguf
+from octavo_inference.checkpoints.from_gguf import config_from_gguf, weights_from_gguf
 from octavo_inference.checkpoints.gguf import TYPES, GgufTensor, read_gguf
 from octavo_inference.checkpoints.gguf_matrix import grouped_matrix, stored_matrix
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.ggml_groups import GROUPED
 from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.rows import half_split_rows
 from octavo_inference.models.weights import bf16_bits, bf16_values, dequantize
 
 from .conftest import GGUF_NAMES, HEADS, matrices, write_gguf

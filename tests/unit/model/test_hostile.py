@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.checkpoints.from_hf import ARCHITECTURES
+from octavo_inference.checkpoints.hf_families import FAMILIES as ARCHITECTURES
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import load_model, load_text
 from octavo_inference.tokenizer.assets import load_assets

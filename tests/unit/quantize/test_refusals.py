@@ -186,11 +186,18 @@ def test_a_source_that_is_quantized_already(quantize: Quantize, tmp_path: Path) 
 
 
 def test_a_model_of_the_transformers_backend(quantize: Quantize, tmp_path: Path) -> None:
-    folder = write_source(tmp_path / "source", architectures=["OlmoForCausalLM"], model_type="olmo")
+    folder = write_source(tmp_path / "source", architectures=["OwnForCausalLM"], model_type="own")
     result = quantize(tmp_path / "out", source=folder)
     assert result.status == 1
-    assert "'OlmoForCausalLM' is not supported" in result.err
+    assert "'OwnForCausalLM' is not supported" in result.err
     assert result.err.endswith("; only models of the native decoder are quantized\n")
+
+
+def test_a_family_that_is_not_written(quantize: Quantize, tmp_path: Path) -> None:
+    folder = write_source(tmp_path / "source", architectures=["CohereForCausalLM"], logit_scale=1.0)
+    result = quantize(tmp_path / "out", source=folder)
+    assert result.status == 1
+    assert "architecture 'cohere' cannot be quantized here; llama, mistral, " in result.err
 
 
 def test_a_source_with_images(quantize: Quantize, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Attention:
         self._qkv_bias = stacked(weights.q_bias, weights.k_bias, weights.v_bias)
         self._o, self._o_bias = float32(required(weights.o)), optional(weights.o_bias)
         self._sinks = optional(weights.sinks)
-        self._slopes = torch.from_numpy(alibi_slopes(self._heads)) if config.alibi else None
+        self._slopes = torch.from_numpy(alibi_slopes(self._heads)) * config.alibi if config.alibi else None
         self._q_norm = norm_of(config, self._by_head(weights.q_norm), exists=config.qk_norm is not None)
         self._k_norm = norm_of(config, self._by_head(weights.k_norm), exists=config.qk_norm is not None)
         shape = (slots, self._kv_heads, config.head_dim)
@@ -53,7 +53,7 @@ class Attention:
         elif config.query_temperature is not None:
             floor, factor = config.query_temperature
             q = q * (1 + factor * torch.log1p(torch.floor((positions + 1) / floor)))[:, None, None]
-        if config.qk_norm_rotated:
+        if config.qk_norm_rotated and self._rope is not None:
             q, k = self._q_norm(q), self._k_norm(k)
         keys, values = self.pools
         keys[slots], values[slots] = k, v

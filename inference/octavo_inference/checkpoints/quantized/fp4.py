@@ -44,7 +44,8 @@ def _packed(source: Source, format_: str, weight: str, shape: tuple[int, int], g
         raise ModelError(
             f"{source.folder}: tensor {weight} is {format_} of {columns} columns, expected a multiple of {group}"
         )
-    array = source.array(weight, ("U8",), (rows, columns // 2), (rows, columns // group, group // 2))
+    blocks = (rows, columns // group, group // 2)
+    array = source.array(weight, ("U8",), (rows, columns // 2), blocks, source.of_experts(weight, blocks))
     return array.reshape(rows, columns // 2)
 
 

@@ -53,7 +53,8 @@ def scale_grid(
     """
     height, width = min(block[0], max(rows, 1)), min(block[1], max(columns, 1))
     grid = (-(-rows // height), -(-columns // width))
-    shapes = [grid, (grid[0], 1, grid[1], 1)]  # ModelOpt keeps the axes inside of a block
+    # ModelOpt keeps the axes inside of a block.
+    shapes: list[tuple[int, ...]] = [grid, (grid[0], 1, grid[1], 1), source.of_experts(name, grid)]
     parts = source.fused.get(_layer(name), ()) if grid == (1, 1) else ()
     if grid == (1, 1):
         shapes += [(), (1,)]

@@ -100,6 +100,15 @@ class Source:
             raise ModelError(f"{self.folder}: tensor {name} has shape {list(raw.shape)}, expected {expected}")
         return raw.data.view(_NUMPY[raw.dtype]).reshape(raw.shape)
 
+    def of_experts(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape in which a tensor has the rows of `shape` for each expert apart; `shape` where it has not."""
+        raw = self.find(name)
+        if raw is not None and len(raw.shape) == len(shape) + 1:
+            experts, rows, *rest = raw.shape
+            if (experts * rows, *rest) == shape:
+                return raw.shape
+        return shape
+
     def numbers(
         self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], times: float = LARGEST_LEVEL
     ) -> StoredNumbers:

@@ -19,6 +19,7 @@ from octavo_inference.download.hub_cache import local_model
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.quantize.gguf_target import gguf_recipe, quantize_gguf
+from octavo_inference.tools.quantize.hf_config import FAMILIES
 from octavo_inference.tools.quantize.recipe import CHANNEL, FORMATS, GROUPS, METHODS, Recipe, recipe_for, unfit
 from octavo_inference.tools.quantize.report import report, table
 from octavo_inference.tools.quantize.run import quantize
@@ -134,6 +135,10 @@ def load(source: str, out: TextIO) -> LoadedModel:
     model = load_model(local_model(source).path)
     if isinstance(model, ForeignModel):
         raise UnsupportedModelError(f"{model.config.missing}; only models of the native decoder are quantized")
+    if model.config.architecture not in FAMILIES:
+        raise UnsupportedModelError(
+            f"{source}: architecture {model.config.architecture!r} cannot be quantized here; {', '.join(FAMILIES)} can"
+        )
     formats = {getattr(layer, name).format for layer in model.weights.layers for name in _MATRICES}
     formats.add(model.weights.lm_head.format)
     if formats <= _FLOATS:

@@ -14,14 +14,14 @@ Json = dict[str, Any]
 
 def config_to_hf(config: ModelConfig) -> Json:
     """config.json that `config_from_hf` reads as the same configuration. ModelError where a family cannot state it."""
-    if config.architecture not in _FAMILIES:
+    if config.architecture not in FAMILIES:
         raise ModelError(
-            f"architecture {config.architecture!r} has no config.json here ({', '.join(_FAMILIES)} have): quantize its "
+            f"architecture {config.architecture!r} has no config.json here ({', '.join(FAMILIES)} have): quantize its "
             "safetensors folder"
         )
     bos = {} if config.bos_token_id is None else {"bos_token_id": config.bos_token_id}
     return {
-        **_FAMILIES[config.architecture](config),
+        **FAMILIES[config.architecture](config),
         "hidden_size": config.hidden,
         "intermediate_size": config.intermediate,
         "num_hidden_layers": config.layers,
@@ -146,8 +146,9 @@ def _gemma(name: str, kind: str, config: ModelConfig) -> Json:
     }
 
 
-_FAMILIES: dict[str, Callable[[ModelConfig], Json]] = {
+FAMILIES: dict[str, Callable[[ModelConfig], Json]] = {
     "llama": _llama,
+    "mistral": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "smollm3": _smollm3,

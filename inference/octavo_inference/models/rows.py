@@ -1,0 +1,55 @@
+"""Orders of rows: rotary pairs and stacked projections, brought into the order that backends compute in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.models.groups import GroupedMatrix, Groups, stacked
+from octavo_inference.models.weights import Matrix, Tensor
+
+Order = NDArray[np.int64]
+
+
+def half_split_rows(heads: int, head_dim: int, rotated: int | None = None) -> Order:
+    """Row order from rotary pairs (2i, 2i + 1) to (i, i + rotated / 2), for the first `rotated` rows of each head."""
+    rotated = rotated or head_dim
+    within = np.arange(head_dim)
+    within[:rotated] = within[:rotated].reshape(-1, 2).T.reshape(-1)
+    return (np.arange(heads)[:, None] * head_dim + within).reshape(-1)
+
+
+def grouped_rows(groups: int, sizes: tuple[int, int, int], head_dim: int) -> Order:
+    """Row order from [groups][q heads, k heads, v heads of the group] to all q, all k, all v.
+
+    `sizes` are the heads of one group: (1, 1, 1) for GPT-NeoX and Bloom, (queries of a key, 1, 1) for Falcon.
+    """
+    rows = np.arange(groups * sum(sizes) * head_dim).reshape(groups, -1)
+    parts = np.split(rows, np.cumsum(sizes)[:2] * head_dim, axis=1)
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def reordered(matrix: Matrix, order: Order) -> Matrix:
+    """The matrix whose row i is row order[i]; floats are copied, groups are read when they are needed."""
+    if isinstance(matrix, Tensor):
+        return Tensor(matrix.format, (len(order), *matrix.shape[1:]), matrix.data[order])
+    return _read_reordered(matrix, order)
+
+
+def _read_reordered(matrix: GroupedMatrix, order: Order) -> GroupedMatrix:
+    read = matrix.read
+
+    def rows(start: int, end: int) -> Groups:
+        wanted = order[start:end]
+        first, last = int(wanted.min()), int(wanted.max()) + 1
+        if last - first <= 2 * len(wanted):
+            found, at = read(first, last), wanted - first
+            minimum = None if found.minimum is None else found.minimum[at]
+            return Groups(found.values[at], found.scale[at], minimum)
+        # Far apart, as the q rows of stacked heads are: runs of adjacent rows.
+        cuts = np.flatnonzero(np.diff(wanted) != 1) + 1
+        return stacked([read(int(run[0]), int(run[-1]) + 1) for run in np.split(wanted, cuts)])
+
+    return replace(matrix, shape=(len(order), matrix.shape[1]), read=rows)

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
 from octavo_inference.checkpoints.gguf_families import FAMILIES, GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
+from octavo_inference.checkpoints.gguf_latent import latent_weights, with_yarn
 from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.checkpoints.gguf_settings import GgufSettings, shortest
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.rows import half_split_rows
+from octavo_inference.models.rows import Order, half_split_rows
 from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,8 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
         "digest": digest,
     }
     config = ModelConfig(**common | family.fields(settings))
+    if config.latent is not None:
+        config = with_yarn(config, settings)
     if settings.get("expert_count") and config.experts is None:
         raise ModelError(f"{file.path}: a mixture of experts of {architecture} models is not supported")
     return config
@@ -143,6 +146,18 @@ class _Tensors:
         source = _tensor(self.file, name, (rows, columns))
         # Sorted rows of blocks are a copy, which nothing can be read from without contents.
         return stored_matrix(self.file, source, self.order(heads) if self.contents else None)
+
+    def ordered(self, name: str, rows: int, columns: int, order: Order | None) -> Matrix:
+        """A matrix whose row i is that at order[i]."""
+        return stored_matrix(self.file, _tensor(self.file, name, (rows, columns)), order if self.contents else None)
+
+    def stack(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """A tensor [count, rows, columns] as [count * rows, columns]."""
+        return stored_matrix(self.file, _tensor(self.file, name, (count, rows, columns)))
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+        return name in self.file.tensors
 
     def table(self, name: str, matrix: Matrix) -> Tensor:
         """The embedding, of which kernels read rows: in bfloat16 if its format is read in pieces."""
@@ -211,6 +226,10 @@ class _Layer:
 
     def _attention(self) -> dict[str, Any]:
         tensors, config, p, dim = self._tensors, self._config, self._prefix, self._config.head_dim
+        if config.latent is not None:
+            found = latent_weights(tensors, config, config.latent, p, adjacent=tensors.family.adjacent)
+            output = tensors.matrix(p + "attn_output.weight", config.hidden, config.heads * config.value_dim)
+            return {"latent": found, "o": output}
         heads, kv_heads = int(self._part.heads or 0), int(self._part.kv_heads or 0)
         q_width, kv_width, hidden = heads * dim, kv_heads * dim, config.hidden
         fields: dict[str, Any] = {}

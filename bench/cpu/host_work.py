@@ -85,6 +85,9 @@ class NullDevice:
         """Not measured."""
         return {}
 
+    def expert_tokens(self) -> None:
+        """There are no experts."""
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

@@ -62,6 +62,19 @@ class CacheDelta(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}: {len(data)} bytes are not a multiple of {KEY_BYTES}, the size of a key")
 
 
+class ExpertLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """How evenly tokens were spread over the experts of a mixture, in the last period with enough of them.
+
+    `median` and `worst` are of the layers: the tokens of the layer's busiest expert divided by the mean of its experts.
+    1 is even; with a layer's n experts on n devices, a step waits for the busiest one. `unused`: share of the experts
+    of all layers that computed no token, 0..1.
+    """
+
+    median: float
+    worst: float
+    unused: float
+
+
 class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     """State of one engine.
 
@@ -101,6 +114,8 @@ class EngineStats(msgspec.Struct, frozen=True, kw_only=True):
     pooled_requests: int = 0
     """Those of `requests` that ask for an embedding: they generate no token."""
     steps: StepSums = msgspec.field(default_factory=StepSums)
+    expert_load: ExpertLoad | None = None
+    """None for models without experts, and before the first period."""
 
     @property
     def kv_occupancy(self) -> float:

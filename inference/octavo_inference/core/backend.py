@@ -99,6 +99,13 @@ class Backend(Protocol):
         """Seconds that the steps so far spent in each part of the model; empty if the backend does not measure them."""
         ...
 
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert of a mixture computed so far, [layers, experts]; waits for the device.
+
+        Rows of layers without experts are zero. None for a model without experts, or a backend that does not count.
+        """
+        ...
+
     def idle(self) -> bool:
         """Use an idle moment of at most 0.2 s to prepare later steps. Returns whether more is left to prepare."""
         ...

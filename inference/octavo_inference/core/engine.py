@@ -36,6 +36,7 @@ from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.decode_run import MOST_SECONDS, plan_run
 from octavo_inference.core.engine_limits import EngineLimits
+from octavo_inference.core.expert_load import ExpertMeter
 from octavo_inference.core.grammar_compiler import GrammarCompiler
 from octavo_inference.core.guidance import Compile
 from octavo_inference.core.guided_steps import GuidedSteps
@@ -109,6 +110,7 @@ class Engine:
         self._collected = -math.inf
         self._runs = backend.decode_runs and self._depth == 0
         self._step_seconds = 0.0
+        self._experts = ExpertMeter(backend.expert_tokens)
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
         self.scheduler = Scheduler(
@@ -263,6 +265,7 @@ class Engine:
             max_batched_tokens=self.limits.max_batched_tokens,
             max_waiting=self.limits.max_queued,
             steps=counters.steps(),
+            expert_load=self._experts.load(self._clock()),
         )
 
     def cache_changes(self) -> tuple[bytes, bytes]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.backend import Backend, HostBlocks, StepHandle
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
@@ -68,6 +71,10 @@ class TensorParallel:
     def part_seconds(self) -> dict[str, float]:
         """Those of rank 0."""
         return self._own.part_seconds()
+
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Those of rank 0: all ranks route the same tokens."""
+        return self._own.expert_tokens()
 
     def idle(self) -> bool:
         """Let every rank prepare the same later steps. Returns whether more is left to prepare."""

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from octavo_inference.server.goodput import efficiency, factors, waste
 from octavo_inference.server.service import Service
-from octavo_protocol.load import LoadReport
+from octavo_protocol.load import ExpertLoad, LoadReport
 
 PREFIXES = ("octavo:", "vllm:")
 
@@ -125,8 +125,16 @@ class _ServerCollector(Collector):
                 yield self._counter(prefix + name, text, value)
             yield self._gauge("kv_cache_waste_perc", "Share of the KV pool held and not filled, 0..1", waste(report))
             yield self._gauge("efficiency", "Product of octavo:efficiency_factor, since the start", efficiency(report))
+            if report.expert_load is not None:
+                yield from self._experts(report.expert_load)
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _experts(self, load: ExpertLoad) -> Iterator[Metric]:
+        text = "Tokens of a layer's busiest expert divided by the mean of its experts"
+        layers = {"median": load.median, "worst": load.worst}
+        yield self._parts("expert_load_max_over_mean", text, "layer", layers)
+        yield self._gauge("experts_unused_perc", "Share of experts that computed no token, 0..1", load.unused)
 
     def _cache_config(self, prefix: str) -> Metric:
         labels = self._service.cache_config()

@@ -21,6 +21,7 @@ from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.rope import Llama3Scaling
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
 
+from .mixture_oracle import mixture
 from .test_quantised import random_blocks
 
 Float32 = NDArray[np.float32]
@@ -128,8 +129,12 @@ def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
         attended = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), v).reshape(count, -1)
         x = x + config.residual_scale * norm(linear(attended, layer.o, layer.o_bias), layer.attention_output_norm)
         h = norm(x, layer.post_norm)
-        gated = activate(linear(h, layer.gate, layer.gate_bias)) * linear(h, layer.up, layer.up_bias)
-        x = x + config.residual_scale * norm(linear(gated, layer.down, layer.down_bias), layer.mlp_output_norm)
+        if layer.experts is not None and config.experts is not None:
+            out = mixture(config.experts, layer.experts, h, activate)
+        else:
+            gated = activate(linear(h, layer.gate, layer.gate_bias)) * linear(h, layer.up, layer.up_bias)
+            out = linear(gated, layer.down, layer.down_bias)
+        x = x + config.residual_scale * norm(out, layer.mlp_output_norm)
     logits = norm(x, weights.final_norm) @ dequantize(weights.lm_head).T * config.logit_scale
     return softcap(logits, config.logit_softcap).astype(np.float32)
 

@@ -101,6 +101,9 @@ class EchoBackend:
     def part_seconds(self) -> dict[str, float]:
         return {}
 
+    def expert_tokens(self) -> None:
+        return None
+
     def idle(self) -> bool:
         return False
 

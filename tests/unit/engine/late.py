@@ -45,6 +45,9 @@ class LateBackend(EchoBackend):
     def part_seconds(self) -> dict[str, float]:
         return {}
 
+    def expert_tokens(self) -> None:
+        return None
+
     def idle(self) -> bool:
         self.idled += 1
         return self.idled < 3

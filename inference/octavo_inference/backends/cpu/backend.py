@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.footprint import mixer_widths, partial_floats
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address, pack
@@ -40,7 +41,7 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES: frozenset[str] = frozenset({"latent attention"})
+_FEATURES = frozenset({"a mixture of experts", "a clamped activation of experts", "latent attention"})
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -101,6 +102,8 @@ class CpuBackend:
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
+        int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
+        mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "kv": self._kv,
             "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
@@ -111,9 +114,17 @@ class CpuBackend:
             "normed": _zeros((max(tokens, max_running), normed), act),
             "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, config.intermediate), act),
-            "quantized": _zeros(rounded, np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))),
+            "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
+            # The router reads float32, whatever the activation type is.
+            "router_input": _zeros(
+                (tokens if config.experts and act.itemsize < 4 else 0, config.hidden), np.dtype(np.float32)
+            ),
+            "router_logits": _zeros((tokens, mixture.router_logits), np.dtype(np.float32)),
+            "expert_inputs": _zeros((tokens, mixture.inputs), np.dtype(np.float32)),
+            "expert_activated": _zeros((tokens, mixture.activated), act),
+            "expert_quantized": _zeros((tokens if rounds else 0, mixture.quantized), int8_block),
         }
         latent_buffers: dict[str, NDArray[Any]] = {
             "by_head": _zeros((tokens, widths.by_head), act),
@@ -150,6 +161,7 @@ class CpuBackend:
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            routing=routing(config.experts),
             latent=_latent_args(latent, latent_buffers),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
@@ -226,6 +238,11 @@ class CpuBackend:
     def part_seconds(self) -> dict[str, float]:
         """The sums in `profile`, by part."""
         return {name: getattr(self.profile, name) for name, _ in self.profile._fields_}
+
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert computed so far, [layers, experts]; None for a model without experts."""
+        counted = self._packed.expert_tokens
+        return None if counted is None else counted.copy()
 
     def idle(self) -> bool:
         """Nothing to prepare."""
@@ -378,6 +395,8 @@ def _check(config: ModelConfig, block_size: int) -> None:
         if sizes[name] % step:
             raise ModelError(f"the model's {name} size is {sizes[name]}; the CPU kernels need a multiple of {step}")
     require_features(config, _FEATURES, "the CPU backend")
+    if config.experts is not None:
+        check_experts(config.experts, _STEP)
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
 

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo_inference.backends.cpu.native.experts import expert_widths
 from octavo_inference.backends.cpu.native.packed_formats import (
     WIDEST_PANEL,
     WeightFormat,
@@ -81,7 +82,12 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     widths += _padded(mixer.queries) + mixer.by_head + mixer.absorbed
     widest = max(normed, attended, config.intermediate)
     row = _padded(config.vocab) + partial_floats(config)
-    return 4 * widths + math.ceil(widest / 32) * _QUANTIZED_BLOCK, 4 * row
+    blocks = math.ceil(widest / 32)
+    if config.experts is not None:
+        mixture = expert_widths(config.experts, config.hidden)
+        widths += config.hidden + mixture.router_logits + mixture.inputs + mixture.activated
+        blocks += mixture.quantized
+    return 4 * widths + blocks * _QUANTIZED_BLOCK, 4 * row
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,6 +278,9 @@ class CudaBackend:
         """Not measured."""
         return {}
 
+    def expert_tokens(self) -> None:
+        """Not counted."""
+
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""
         with self._watched():

@@ -83,6 +83,9 @@ class ReferenceBackend:
         """Not measured."""
         return {}
 
+    def expert_tokens(self) -> None:
+        """Not counted."""
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

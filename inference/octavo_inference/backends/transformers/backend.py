@@ -62,6 +62,9 @@ class TransformersBackend:
         """Not measured."""
         return {}
 
+    def expert_tokens(self) -> None:
+        """Not counted."""
+
     def idle(self) -> bool:
         """Nothing to prepare."""
         return False

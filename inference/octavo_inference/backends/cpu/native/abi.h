@@ -61,6 +61,27 @@ struct Matrix {
   int8_t levels[16];  // of CODE4
 };
 
+// How a token's scores follow from the router's logits; see Experts in models/layers.py.
+enum Scoring : int32_t { SCORING_SOFTMAX = 0, SCORING_SIGMOID = 1, SCORING_SOFTMAX_OF_CHOSEN = 2 };
+
+// How tokens choose among `count` experts. count 0: the model has none. A group's score is the sum of its `group_best`
+// best experts. clamp 0: none.
+struct Routing {
+  int32_t count, chosen, scoring, normalized, groups, chosen_groups, group_best, input_scaled;
+  float scale, clamp;
+};
+
+// A mixture of experts of one layer. The shared MLP is the last expert: each token uses it, and no router chooses it.
+// Like parts of matrices it must outlive the team.
+struct Experts {
+  Matrix router;                 // of floats: a row for each expert, then the gate of the shared MLP, where it has one
+  const float* correction;       // [count] or null: added to scores for the choice alone
+  const Matrix *gate_up, *down;  // [count + shared]
+  int64_t* tokens;               // [count]: tokens of each expert, summed over steps
+  int32_t shared, shared_gate;
+  int32_t integers, ordered;  // some matrix is of integers, some has an order of columns
+};
+
 enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
 
 // A pointer is null if the model does not have that tensor.
@@ -75,6 +96,7 @@ struct Layer {
   Matrix query_up;           // from the queries' latent; no rows without one
   Matrix key_up, value_up;   // floats, head below head: [heads * rank][nope] and [heads * value][rank]
   const float *query_norm, *latent_norm;
+  const Experts* experts;  // in the place of gate_up and down
 };
 
 // Sizes of latent attention (models/layers.py), and its buffers; rank 0: the model has none. by_head has the activation
@@ -102,6 +124,9 @@ struct Model {
   int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;
+  Routing routing;
+  float *router_input, *router_logits;  // router_input: null if the activation type is float
+  void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
   Latent latent;
 };
 
@@ -156,9 +181,9 @@ struct DecodeRun {
 };
 
 // Seconds per part, summed over steps: measured on the calling thread, waits for other threads included. Linears and
-// lm_head include the norms and the rounding of their input rows.
+// lm_head include the norms and the rounding of their input rows, experts all of a mixture: router, products, sums.
 struct Profile {
-  double linears, attention, lm_head, elementwise, sampling;
+  double linears, attention, lm_head, elementwise, sampling, experts;
 };
 
 }  // namespace octavo

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 11
+VERSION = 12
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -40,6 +40,14 @@ GROUPS = 10
 PACKED: dict[PackedFormat, int] = {
     name: number if number < 2 else number + 14 for number, name in enumerate(get_args(PackedFormat))
 }
+
+
+def is_of_integers(format_: int) -> bool:
+    """Whether a packed format is one of integers, with scales."""
+    return format_ >= PACKED["int4"] and format_ != PACKED["fp8"]
+
+
+SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
 CONCATENATED, INTERLEAVED = 0, 1
 
@@ -83,6 +91,37 @@ class PackedMatrix(ctypes.Structure):
     ]
 
 
+class Routing(ctypes.Structure):
+    """How tokens choose among experts; count 0: there are none."""
+
+    _fields_: ClassVar[Fields] = [
+        *[
+            (name, c_int32)
+            for name in (
+                "count",
+                "chosen",
+                "scoring",
+                "normalized",
+                "groups",
+                "chosen_groups",
+                "group_best",
+                "input_scaled",
+            )
+        ],
+        *[(name, c_float) for name in ("scale", "clamp")],
+    ]
+
+
+class ExpertLayer(ctypes.Structure):
+    """A mixture of experts of one layer (Experts of abi.h)."""
+
+    _fields_: ClassVar[Fields] = [
+        ("router", PackedMatrix),
+        *[(name, c_void_p) for name in ("correction", "gate_up", "down", "tokens")],
+        *[(name, c_int32) for name in ("shared", "shared_gate", "integers", "ordered")],
+    ]
+
+
 class Layer(ctypes.Structure):
     """One decoder layer."""
 
@@ -103,6 +142,7 @@ class Layer(ctypes.Structure):
         ("window", c_int32),
         *[(name, PackedMatrix) for name in ("query_up", "key_up", "value_up")],
         *[(name, c_void_p) for name in ("query_norm", "latent_norm")],
+        ("experts", c_void_p),
     ]
 
 
@@ -167,6 +207,17 @@ class DecoderArgs(ctypes.Structure):
                 "embedding_scale",
                 "residual_scale",
                 "logit_scale",
+            )
+        ],
+        ("routing", Routing),
+        *[
+            (name, c_void_p)
+            for name in (
+                "router_input",
+                "router_logits",
+                "expert_inputs",
+                "expert_activated",
+                "expert_quantized",
             )
         ],
         ("latent", Latent),
@@ -245,5 +296,5 @@ class PartSeconds(ctypes.Structure):
     """Seconds per part, summed over steps."""
 
     _fields_: ClassVar[Fields] = [
-        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling")
+        (name, c_double) for name in ("linears", "attention", "lm_head", "elementwise", "sampling", "experts")
     ]

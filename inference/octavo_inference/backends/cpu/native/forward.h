@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention_part.h"
+#include "experts.h"
 #include "latent_part.h"
 #include "mlp_part.h"
 #include "quant.h"
@@ -25,7 +26,7 @@ class Forward final : public Job {
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
         layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), latent_plan_(m, b, team_size),
-        pooled_(pooled_tokens(p)),
+        expert_plan_(m, b), pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
 
   void run(Worker& worker) override {
@@ -62,7 +63,10 @@ class Forward final : public Job {
       latent_part(step, layer, latent_layer<P>(m_, i64(index)), latent_plan_);
     else
       attention_part(step, layer, kv_layer<P>(m_, i64(index)), plan_);
-    mlp_part(step, layer);
+    if (layer.experts)
+      ExpertsPart<P>(step, layer, index, expert_plan_).run();
+    else
+      mlp_part(step, layer);
   }
 
   void choose(Step<P>& step) {
@@ -106,6 +110,7 @@ class Forward final : public Job {
   const std::vector<Layer> layers_;
   AttentionPlan plan_;
   LatentPlan latent_plan_;
+  ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };

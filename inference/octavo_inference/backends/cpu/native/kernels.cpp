@@ -34,7 +34,7 @@ void run_linear(Team& team, const Matrix& matrix, const Input& input, int64_t ro
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{11, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
+  *info = Info{12, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -61,6 +61,13 @@ EXPORT void octavo_linear(Team* team, const Matrix* matrix, const void* a, const
     run_linear<F32>(*team, *matrix, input, rows, out);
   else
     run_linear<Bf16>(*team, *matrix, input, rows, out);
+}
+
+// The choice of a mixture alone: logits [rows, count] become scores in place; ids and weights are [rows, chosen].
+EXPORT void octavo_route(const Routing* routing, const float* correction, float* logits, int64_t rows, int32_t* ids,
+                         float* weights) {
+  for (int64_t r = 0; r < rows; r++)
+    route(*routing, correction, logits + r * routing->count, ids + r * routing->chosen, weights + r * routing->chosen);
 }
 
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }

@@ -13,7 +13,15 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.groups import GroupedMatrix, Grouping
-from octavo_inference.models.weights import Format, LatentWeights, Matrix, Tensor, Weights, required
+from octavo_inference.models.weights import (
+    ExpertWeights,
+    Format,
+    LatentWeights,
+    Matrix,
+    Tensor,
+    Weights,
+    required,
+)
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -162,6 +170,11 @@ def packed_parts(
     return tuple(parts)
 
 
+def router_format(routers: Sequence[Tensor]) -> Literal["bf16", "f32"]:
+    """The format that keeps a router exactly: the product is in float32 whatever the weights' format is."""
+    return "bf16" if all(router.format == "bf16" for router in routers) else "f32"
+
+
 def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[np.int32]] | None:
     """The order of the input's elements that the matrices share (act-order); None if it is that of the columns."""
     orders = [matrix.order if isinstance(matrix, GroupedMatrix) else None for matrix in matrices]
@@ -174,7 +187,7 @@ def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[n
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
     linears = sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
-    return linears + expansion_bytes(weights, wanted)
+    return linears + expansion_bytes(weights, wanted) + _router_bytes(weights)
 
 
 def largest_unpacked(weights: Weights) -> int:
@@ -194,15 +207,18 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 
 
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
-    """The matrices of each packed one, and their arrangement."""
+    """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
         if layer.latent is not None:
             yield from ((matrices, abi.CONCATENATED) for matrices in _latent_linears(layer.latent))
         else:
             yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
         yield (required(layer.o),), abi.CONCATENATED
-        yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
-        yield (required(layer.down),), abi.CONCATENATED
+        if layer.experts is not None:
+            yield from _expert_linears(layer.experts)
+        else:
+            yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
+            yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 
 
@@ -225,6 +241,21 @@ def expansion_bytes(weights: Weights, wanted: WeightFormat) -> int:
 def expansion_format(wanted: WeightFormat) -> WeightFormat:
     """Expansions are multiplied as floats: they are small, and each head has its own."""
     return "f32" if wanted == "f32" else "bf16"
+
+
+def _expert_linears(experts: ExpertWeights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
+    for pair in zip(experts.gate, experts.up, strict=True):
+        yield pair, abi.INTERLEAVED
+    yield from (((matrix,), abi.CONCATENATED) for matrix in experts.down)
+    if experts.shared_up is not None:
+        yield (required(experts.shared_gate), experts.shared_up), abi.INTERLEAVED
+        yield (required(experts.shared_down),), abi.CONCATENATED
+
+
+def _router_bytes(weights: Weights) -> int:
+    mixtures = [layer.experts for layer in weights.layers if layer.experts is not None]
+    routers = [[each for each in (experts.router, experts.shared_router) if each is not None] for experts in mixtures]
+    return sum(math.prod(each.shape) * ELEMENT_BYTES[router_format(both)] for both in routers for each in both)
 
 
 def matrix_bytes(matrices: Sequence[Matrix], wanted: WeightFormat, arrangement: int) -> int:

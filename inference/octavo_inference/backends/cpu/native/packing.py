@@ -6,7 +6,7 @@ import ctypes
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ from octavo_inference.backends.cpu.native.packed_formats import (
     levels_of,
     of_integers,
     packed_parts,
+    router_format,
     unpacked_bytes,
 )
 from octavo_inference.backends.cpu.native.pieces import (
@@ -34,7 +35,7 @@ from octavo_inference.backends.cpu.native.pieces import (
 )
 from octavo_inference.common.memory_advice import Arena
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize, exact_half
+from octavo_inference.models.weights import ExpertWeights, Matrix, Tensor, Weights, dequantize, exact_half, required
 
 _PIECE_VALUES = 2 << 20  # of a matrix that is read in pieces
 _READERS = min(4, os.cpu_count() or 1)
@@ -48,7 +49,7 @@ class Packed:
 
     `size` is the bytes of all matrices except the embedding. `quantized` is True if a kernel reads activations in 8
     bits. `panel_bytes` is the memory that each thread needs to unpack a panel. `unkept` has the names of linears that
-    became floats, by the reason.
+    became floats, by the reason. `expert_tokens` [layers, experts] counts the tokens of each expert.
     """
 
     layers: list[abi.Layer] = field(default_factory=list)
@@ -62,6 +63,7 @@ class Packed:
     quantized: bool = False
     panel_bytes: int = 0
     unkept: dict[str, list[str]] = field(default_factory=dict)
+    expert_tokens: NDArray[np.int64] | None = None
 
 
 def address(array: NDArray[np.generic]) -> int:
@@ -122,11 +124,9 @@ class Packer:
         if len(packed) > 1:
             for before, part in pairwise(packed):
                 part.first_row = before.first_row + before.rows
-            array = (abi.PackedMatrix * len(packed))(*packed)
-            self.into.keep.append(array)
             last = packed[-1]
             result = abi.PackedMatrix(rows=last.first_row + last.rows, cols=last.cols, format=packed[0].format)
-            result.parts, result.part_count = ctypes.addressof(array), len(packed)
+            result.parts, result.part_count = self.array(packed), len(packed)
         if order is not None:
             result.order = self.own(np.ascontiguousarray(order))
             self.into.size += order.nbytes
@@ -197,6 +197,12 @@ class Packer:
         """Address of a float32 vector, None without one."""
         return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
+    def array(self, matrices: Sequence[abi.PackedMatrix]) -> int:
+        """Keep packed matrices as an array; its address."""
+        array = (abi.PackedMatrix * len(matrices))(*matrices)
+        self.into.keep.append(array)
+        return ctypes.addressof(array)
+
     def own(self, array: NDArray[np.generic]) -> int:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
@@ -206,6 +212,8 @@ class Packer:
 def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
     """Pack all weights of a decoder. The embedding is read in place (usually a mapped file), unless it is f16."""
     packed = Packed()
+    if config.experts is not None:
+        packed.expert_tokens = np.zeros((config.layers, config.experts.count), np.int64)
     packer = Packer(kernels, team, wanted, packed)
     norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
 
@@ -219,15 +227,19 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
             mixer = pack_latent(packer, config, config.latent, layer.latent, number)
         else:
             mixer = {"qkv": linear(number, "q", "k", "v")}
-        packed.layers.append(
-            abi.Layer(
-                **mixer,
-                output=linear(number, "o"),
-                gate_up=linear(number, "gate", "up", arrangement=abi.INTERLEAVED),
-                down=linear(number, "down"),
-                **{name: packer.vector(getattr(layer, name)) for name in norms},
-            )
+        packed_layer = abi.Layer(
+            **mixer,
+            output=linear(number, "o"),
+            **{name: packer.vector(getattr(layer, name)) for name in norms},
         )
+        if layer.experts is not None:
+            experts = _pack_experts(packer, layer.experts, number)
+            packed.keep.append(experts)
+            packed_layer.experts = ctypes.addressof(experts)
+        else:
+            packed_layer.gate_up = linear(number, "gate", "up", arrangement=abi.INTERLEAVED)
+            packed_layer.down = linear(number, "down")
+        packed.layers.append(packed_layer)
     packed.final_norm = packer.vector(weights.final_norm)
     packed.lm_head = packer.matrix((weights.lm_head,), names=("lm_head",))
     embedding = exact_half(weights.embedding)
@@ -239,3 +251,42 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
             "; ".join(f"{why} ({len(at)} linears, first {at[0]})" for why, at in packed.unkept.items()),
         )
     return packed
+
+
+def _pack_experts(packer: Packer, weights: ExpertWeights, layer: int) -> abi.ExpertLayer:
+    """Pack a layer's mixture. The shared MLP is packed as one more expert, and its gate as a row of the router."""
+
+    def biases(number: int, *roles: str) -> list[Tensor | None]:
+        stacked = [getattr(weights, f"{role}_bias") for role in roles]
+        return [bias if bias is None else bias.rows(number, number + 1) for bias in stacked]
+
+    def names(number: int, *roles: str) -> list[str]:
+        return [f"{role} of expert {number} of layer {layer}" for role in roles]
+
+    gate_up = [
+        packer.matrix(pair, abi.INTERLEAVED, biases(number, "gate", "up"), names(number, "gate", "up"))
+        for number, pair in enumerate(zip(weights.gate, weights.up, strict=True))
+    ]
+    down = [
+        packer.matrix((matrix,), biases=biases(number, "down"), names=names(number, "down"))
+        for number, matrix in enumerate(weights.down)
+    ]
+    if weights.shared_up is not None:
+        pair = (required(weights.shared_gate), weights.shared_up)
+        gate_up.append(packer.matrix(pair, abi.INTERLEAVED, names=names(len(weights.up), "gate", "up")))
+        down.append(packer.matrix((required(weights.shared_down),), names=names(len(weights.up), "down")))
+    routers = [weights.router] if weights.shared_router is None else [weights.router, weights.shared_router]
+    counters = packer.into.expert_tokens
+    return abi.ExpertLayer(
+        router=replace(packer, weights=router_format(routers)).matrix(
+            routers, biases=(weights.router_bias,), names=[f"router of layer {layer}"] * len(routers)
+        ),
+        correction=packer.vector(weights.correction),
+        gate_up=packer.array(gate_up),
+        down=packer.array(down),
+        tokens=None if counters is None else address(counters[layer]),
+        shared=weights.shared_up is not None,
+        shared_gate=weights.shared_router is not None,
+        integers=any(abi.is_of_integers(matrix.format) for matrix in (*gate_up, *down)),
+        ordered=any(matrix.order is not None for matrix in (*gate_up, *down)),
+    )

@@ -53,7 +53,17 @@ log = logging.getLogger(__name__)
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD, _LARGEST_LATENT = 256, 512
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES: frozenset[str] = frozenset({"latent attention"})
+_FEATURES = frozenset(
+    {
+        "latent attention",
+        "a mixture of experts",
+        "a clamped activation of experts",
+        "an MLP without gate",
+        "the activation gelu",
+        "the activation relu",
+        "the activation relu2",
+    }
+)
 _NO_IDS = np.empty(0, np.int32)
 _NOTHING = RowStep([], _NO_IDS, np.zeros(1, np.int32), _NO_IDS, RowSamples(_NO_IDS, _NO_IDS, _NO_IDS, _NO_IDS, []))
 """A step without sequences. Padded to a graph's size it computes as much as a full step, and stores nothing."""
@@ -222,6 +232,7 @@ class CudaBackend:
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])
+        self._decoder.context.buffers.expert_tokens.zero_()
         if self.graphs is not None:
             with self._watched():
                 self.graphs.start()
@@ -278,8 +289,13 @@ class CudaBackend:
         """Not measured."""
         return {}
 
-    def expert_tokens(self) -> None:
-        """Not counted."""
+    def expert_tokens(self) -> NDArray[np.int64] | None:
+        """Tokens that each expert of each layer computed since the start [layers, experts]; None without experts.
+
+        Waits for the device.
+        """
+        counts = self._decoder.context.buffers.expert_tokens
+        return counts.cpu().numpy().copy() if counts.numel() else None
 
     def idle(self) -> bool:
         """Capture one more missing graph; True while others are missing."""

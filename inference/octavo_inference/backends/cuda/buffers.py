@@ -13,12 +13,16 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, most_parts, most_split, shares_for
+from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, token_steps
+from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks
+from octavo_inference.backends.cuda.kernels.router import parts_size
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.pooling import ITEM
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import Experts
 
 T = TypeVar("T")
 
@@ -83,7 +87,8 @@ class StepBuffers(Generic[T]):
     float32. `fp8_activations` and `ordered_activations` are `ActivationCopies`, empty where no product reads them.
     `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
     are those of `pooling.Pooler`. `query_latent`, `queries`, `absorbed` and `latents` are those of latent attention
-    (`mixer_sizes`), and empty without it.
+    (`mixer_sizes`), the buffers from `router_sums` to `expert_tokens` those of mixtures of experts (`expert_shapes`),
+    without elements in models that have none.
     """
 
     fp8_activations: T
@@ -107,6 +112,16 @@ class StepBuffers(Generic[T]):
     projected: T
     gate_up: T
     activated: T
+    router_sums: T
+    expert_ids: T
+    expert_weights: T
+    shared_weights: T
+    expert_totals: T
+    expert_places: T
+    expert_blocks: T
+    expert_activated: T
+    expert_outputs: T
+    expert_tokens: T
     sampled: T
     logits: T
     gathered: T
@@ -125,8 +140,8 @@ def buffer_shapes(
     `copies`: those of activations that the model's products read.
     """
     tokens, rows = limits.tokens, limits.rows
-    mixer, latent = mixer_sizes(config), config.latent
-    widest = max(config.hidden, mixer.attended, mixer.query_latent, config.intermediate)
+    mixer, latent, inner = mixer_sizes(config), config.latent, widest_mlp(config)
+    widest = max(config.hidden, mixer.attended, mixer.query_latent, inner)
     rotated, rank = (config.head_dim, 0) if latent is None else (latent.rope_dim, latent.kv_rank)
 
     def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
@@ -155,14 +170,58 @@ def buffer_shapes(
         attended=by_token(config.heads, config.value_dim),
         partial=flat(_partial_elements(config, limits), torch.float32),
         projected=by_token(config.hidden),
-        gate_up=by_token(2 * config.intermediate),
-        activated=by_token(config.intermediate),
+        gate_up=by_token(2 * inner),
+        activated=by_token(inner),
+        **expert_shapes(config, tokens, dtype),
         sampled=BufferShape((rows, config.hidden), dtype),
         logits=BufferShape((rows, config.vocab), torch.float32),
         gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
         pool_items=flat(rows * ITEM),
         pool_sums=BufferShape((rows, config.hidden), torch.float32),
     )
+
+
+def widest_mlp(config: ModelConfig) -> int:
+    """Inner elements of the widest dense MLP of a layer, or of an MLP that is shared beside experts."""
+    dense = [part.intermediate or 0 for part in map(config.part, range(config.layers)) if part.feed_forward == "dense"]
+    return max([*dense, 0 if config.experts is None else config.experts.shared])
+
+
+def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
+    """Buffers of mixtures of experts for steps of up to `tokens` tokens.
+
+    Logits of the router; the choices of tokens and their weights; their order by expert; rows between the products.
+    `expert_tokens` [layers, experts] int64 counts tokens for as long as the server runs.
+    """
+    experts = config.experts or Experts(0, 0, 0)
+    count, choices = experts.count, tokens * experts.chosen
+    most, places = sort_sizes(tokens, experts, dtype)
+
+    def integers(*shape: int, dtype: torch.dtype = torch.int32) -> BufferShape:
+        return BufferShape(shape, dtype)
+
+    return {
+        "router_sums": BufferShape((parts_size(tokens, count + 1 if count else 0),), torch.float32),
+        "expert_ids": integers(tokens, experts.chosen),
+        "expert_weights": BufferShape((tokens, experts.chosen), torch.float32),
+        "shared_weights": BufferShape((tokens if count else 0,), torch.float32),
+        "expert_totals": integers(count),
+        "expert_places": integers(places),
+        "expert_blocks": integers(most),
+        "expert_activated": BufferShape((choices, experts.intermediate), dtype),
+        "expert_outputs": BufferShape((choices, config.hidden), dtype),
+        "expert_tokens": integers(config.layers if count else 0, count, dtype=torch.int64),
+    }
+
+
+def sort_sizes(tokens: int, experts: Experts, dtype: torch.dtype) -> tuple[int, int]:
+    """Most blocks, and most places of blocks, of a step of up to `tokens` tokens."""
+    if experts.count == 0:
+        return 0, 0
+    sizes = [n for n in (*token_steps(experts.chosen, experts.count), tokens) if n <= tokens]
+    rows = [block_rows(n * experts.chosen, experts.count, dtype) for n in sizes]
+    blocks = [most_blocks(n * experts.chosen, experts.count, r) for n, r in zip(sizes, rows, strict=True)]
+    return max(blocks), max(b * r for b, r in zip(blocks, rows, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,19 @@ from typing import cast
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.device_weights import DeviceAttention, DeviceLatent, DeviceLayer, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import (
+    DeviceAttention,
+    DeviceLatent,
+    DeviceLayer,
+    DeviceMlp,
+    DeviceWeights,
+)
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
+from octavo_inference.backends.cuda.layers.experts import mixture
 from octavo_inference.backends.cuda.layers.latent import latent_attention
 from octavo_inference.backends.cuda.layers.mlp import mlp
 
@@ -46,7 +53,7 @@ class Decoder:
         for number, layer in enumerate(weights.layers):
             mixed = self._mixer(number, layer, normed, inputs)
             self._add(residual, mixed, layer.attention_output_norm, layer.post_norm, normed)
-            fed = self._feed_forward(layer, normed)
+            fed = self._feed_forward(number, layer, normed)
             following = weights.layers[number + 1].input_norm if number + 1 < config.layers else weights.final_norm
             self._add(residual, fed, layer.mlp_output_norm, following, normed)
         torch.index_select(normed, 0, inputs.query, out=buffers.sampled[: len(inputs.query)])
@@ -77,8 +84,13 @@ class Decoder:
             return self._sum(latent_attention(self.context, latent, number, mixer, x, inputs))
         return self._sum(attention(self.context, number, cast("DeviceAttention", mixer), x, inputs))
 
-    def _feed_forward(self, layer: DeviceLayer, x: Torch) -> Torch:
-        return self._sum(mlp(self.context, layer.feed_forward, x))
+    def _feed_forward(self, number: int, layer: DeviceLayer, x: Torch) -> Torch:
+        context, weights = self.context, layer.feed_forward
+        if isinstance(weights, DeviceMlp):
+            return self._sum(mlp(context, weights, x))
+        if context.config.experts is None:
+            raise TypeError("experts of a model that has none")
+        return self._sum(mixture(context, number, context.config.experts, weights, x))
 
     def _sum(self, x: Torch) -> Torch:
         """Sum the ranks' partial products."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import Embedding, Linear
 
 
@@ -24,7 +25,7 @@ class DeviceAttention:
 class DeviceLatent:
     """Latent attention: `qkv` stacks the rows of q, or of the queries' latent, and those of the latent and shared key.
 
-    k_up [heads, nope, rank] and v_up [heads, value, rank] have the type of activations, norms are float32.
+    k_up [heads * nope, rank] and v_up [heads * value, rank] have the type of activations, norms are float32.
     """
 
     qkv: Linear
@@ -45,11 +46,29 @@ class DeviceMlp:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceExperts:
+    """A mixture of experts: the matrices of all experts are one (`expert_plan`), and so are their biases.
+
+    `router` has a row more with `shared_gate`: its product is the gate of `shared`, the MLP that every token uses.
+    `router_bias` and `correction` [experts] are float32.
+    """
+
+    router: Torch
+    router_bias: Torch | None
+    correction: Torch | None
+    gate_up: DeviceMatrix
+    gate_up_bias: Torch | None
+    down: DeviceMatrix
+    down_bias: Torch | None
+    shared: DeviceMlp | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceLayer:
     """A layer: a mixer and a feed-forward part, with the norms around them in float32."""
 
     mixer: DeviceAttention | DeviceLatent
-    feed_forward: DeviceMlp
+    feed_forward: DeviceMlp | DeviceExperts
     input_norm: Torch
     post_norm: Torch
     attention_output_norm: Torch | None

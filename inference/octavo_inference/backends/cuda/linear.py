@@ -56,6 +56,11 @@ class Linear:
         """Number of outputs of all parts."""
         return sum(part.rows for part in self.parts)
 
+    @property
+    def columns(self) -> int:
+        """Number of inputs."""
+        return self.parts[0].cols
+
     def __call__(self, x: Torch, out: Torch | None = None) -> Torch:
         """[M, K] to [M, rows] in the type of `out`, or of x without `out`. Rows of `out` may have any stride."""
         if out is None:

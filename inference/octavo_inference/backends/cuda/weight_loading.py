@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor as Torch
@@ -11,6 +11,7 @@ from octavo_inference.backends.cuda.buffers import ActivationCopies
 from octavo_inference.backends.cuda.device import Fp8Products
 from octavo_inference.backends.cuda.device_weights import (
     DeviceAttention,
+    DeviceExperts,
     DeviceLatent,
     DeviceLayer,
     DeviceMlp,
@@ -21,11 +22,12 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
 from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear
 from octavo_inference.backends.cuda.packing import Dense, Quantization
-from octavo_inference.backends.cuda.weight_plan import Part, plan_weights
+from octavo_inference.backends.cuda.plan_parts import Part
+from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.backends.cuda.weight_sender import Progress, Sender
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LatentWeights, Weights, required
+from octavo_inference.models.weights import ExpertWeights, LatentWeights, LayerWeights, Weights, required
 
 NO_FP8 = Fp8Products()
 
@@ -50,7 +52,12 @@ def activation_copies(
     """The copies of activations that products with these weights read. Raises SettingsError like `upload`."""
     plan = plan_weights(config, weights, _dense(dtype), quantization)
     return ActivationCopies(
-        fp8=any(_multiplies_in_fp8(parts, fp8) for layer in plan.layers for parts in layer.values()),
+        fp8=any(
+            _multiplies_in_fp8(parts, fp8)
+            for layer in plan.layers
+            for name, parts in layer.items()
+            if not name.startswith("experts.")
+        ),
         ordered=plan.ordered,
     )
 
@@ -80,33 +87,18 @@ def upload(
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
     sender = Sender(plan, device, progress)
     table = sender.matrix(plan.embedding)
-    layers = []
-    for layer, matrices in zip(weights.layers, plan.layers, strict=False):
-        linears = {
-            name: Linear(
-                tuple(map(sender.matrix, parts)),
-                tuple(map(sender.bias, parts)),
-                workspace,
-                fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
-                ordered_activations,
-                tiles,
-            )
-            for name, parts in matrices.items()
-        }
-        layers.append(
-            DeviceLayer(
-                _latent(config, layer.latent, linears, sender)
-                if layer.latent is not None
-                else DeviceAttention(
-                    linears["qkv"], linears["o"], sender.given_norm(layer.q_norm), sender.given_norm(layer.k_norm)
-                ),
-                DeviceMlp(linears["gate_up"], linears["down"]),
-                sender.norm(required(layer.input_norm)),
-                sender.norm(required(layer.post_norm)),
-                sender.given_norm(layer.attention_output_norm),
-                sender.given_norm(layer.mlp_output_norm),
-            )
+
+    def linear(parts: Sequence[Part]) -> Linear:
+        return Linear(
+            tuple(map(sender.matrix, parts)),
+            tuple(map(sender.bias, parts)),
+            workspace,
+            fp8_activations if _multiplies_in_fp8(parts, fp8) else None,
+            ordered_activations,
+            tiles,
         )
+
+    layers = [_layer(layer, parts, sender, linear) for layer, parts in zip(weights.layers, plan.layers, strict=False)]
     final_norm = sender.norm(required(weights.final_norm))
     head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
     if device.type == "cuda":
@@ -121,19 +113,75 @@ def upload(
     )
 
 
-def _latent(config: ModelConfig, weights: LatentWeights, linears: dict[str, Linear], sender: Sender) -> DeviceLatent:
-    def expansion(name: str) -> Torch:
-        values = linears[name].parts[0].values
-        return values.view(config.heads, -1, values.shape[1])
+def _layer(
+    weights: LayerWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceLayer:
+    """Send a layer; `linear` sends the matrices of a product."""
+    mixer: DeviceAttention | DeviceLatent
+    if weights.latent is None:
+        mixer = DeviceAttention(
+            linear(parts["qkv"]),
+            linear(parts["o"]),
+            sender.given_norm(weights.q_norm),
+            sender.given_norm(weights.k_norm),
+        )
+    else:
+        mixer = _latent(weights.latent, parts, sender, linear)
+    fed: DeviceMlp | DeviceExperts
+    if weights.experts is None:
+        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]))
+    else:
+        fed = _experts(weights.experts, parts, sender, linear)
+    return DeviceLayer(
+        mixer,
+        fed,
+        sender.norm(required(weights.input_norm)),
+        sender.norm(required(weights.post_norm)),
+        sender.given_norm(weights.attention_output_norm),
+        sender.given_norm(weights.mlp_output_norm),
+    )
 
+
+def _latent(
+    weights: LatentWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceLatent:
+    [k_up], [v_up] = parts["k_up"], parts["v_up"]
     return DeviceLatent(
-        linears["qkv"],
-        linears["o"],
-        expansion("k_up"),
-        expansion("v_up"),
+        linear(parts["qkv"]),
+        linear(parts["o"]),
+        sender.matrix(k_up).values,
+        sender.matrix(v_up).values,
         sender.norm(weights.kv_norm),
         sender.given_norm(weights.q_norm),
-        linears.get("q_up"),
+        linear(parts["q_up"]) if "q_up" in parts else None,
+    )
+
+
+def _experts(
+    weights: ExpertWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceExperts:
+    [router], [gate_up], [down] = (parts[f"experts.{name}"] for name in ("router", "gate_up", "down"))
+    shared = None
+    if "shared.down" in parts:
+        shared = DeviceMlp(linear(parts["shared.gate_up"]), linear(parts["shared.down"]))
+    return DeviceExperts(
+        sender.matrix(router).values,
+        sender.given_norm(weights.router_bias),
+        sender.given_norm(weights.correction),
+        sender.matrix(gate_up),
+        sender.bias(gate_up),
+        sender.matrix(down),
+        sender.bias(down),
+        shared,
     )
 
 

@@ -6,62 +6,20 @@ Needs no GPU library: the inspection of a model computes the same sums as `weigh
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import groupby
 
-import numpy as np
-from numpy.typing import NDArray
-
-from octavo_inference.backends.cuda.kernels.weight_layouts import Layout
-from octavo_inference.backends.cuda.packing import Dense, PlaneType, Quantization, layout_of, plane_shapes
+from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
+from octavo_inference.backends.cuda.latent_plan import latent_parts, latent_vectors
+from octavo_inference.backends.cuda.packing import Dense, Quantization
+from octavo_inference.backends.cuda.plan_parts import Part, parts_of
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import LatentWeights, LayerWeights, Matrix, Tensor, Weights, required
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
-_BYTES: dict[PlaneType, int] = {"f32": 4, "bf16": 2, "f16": 2, "u8": 1}
-_FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
-_LATENT_NORMS = ("kv_norm", "q_norm")
+_OUTPUT = {"o": ("o",)}
+_ATTENTION = {"qkv": ("q", "k", "v"), **_OUTPUT}
+_GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A matrix of the device: `sources` of one layout stacked by rows, `biases` one for each, or None.
-
-    The sources of a part have the same `order` of columns, or none.
-    """
-
-    layout: Layout
-    sources: tuple[Matrix, ...]
-    biases: tuple[Tensor | None, ...]
-    order: NDArray[np.int32] | None = None
-
-    @property
-    def rows(self) -> int:
-        """Rows of all sources."""
-        return sum(source.shape[0] for source in self.sources)
-
-    @property
-    def cols(self) -> int:
-        """Columns of each source."""
-        return self.sources[0].shape[1]
-
-    @property
-    def bias_type(self) -> PlaneType | None:
-        """The type of the biases on the device, None without any."""
-        # Libraries expect a bias in the type of their weights; our kernels add it to float32 sums.
-        if all(bias is None for bias in self.biases):
-            return None
-        return "bf16" if self.layout.form == "bf16" else "f32"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of planes and biases."""
-        planes = plane_shapes(self.layout, self.rows, self.cols).values()
-        bias = 0 if self.bias_type is None else self.rows * _BYTES[self.bias_type]
-        whole = 2 * len(self.layout.levels) + (0 if self.order is None else 4 * self.cols)
-        return sum(_BYTES[kind] * math.prod(shape) for kind, shape in planes) + whole + bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,67 +53,39 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
     layers = weights.layers[: config.layers]
 
     def alone(tensor: Matrix) -> Part:
-        [part] = _parts([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
+        [part] = parts_of([tensor], [None], dense, "auto" if quantization == "fp8" else quantization)
         return part
 
-    def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
+    def fused(layer: LayerWeights, groups: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[Part, ...]]:
         return {
-            fused: _parts(
+            group: parts_of(
                 [getattr(layer, name) for name in names],
                 [getattr(layer, f"{name}_bias") for name in names],
                 dense,
                 quantization,
             )
-            for fused, names in _FUSED.items()
-            if fused != "qkv" or layer.latent is None
-        } | ({} if layer.latent is None else latents(layer.latent))
-
-    def latents(latent: LatentWeights) -> dict[str, tuple[Part, ...]]:
-        """Expansions are multiplied head by head, as floats: they are small."""
-        direct = latent.q_up is None
-        given = [required(latent.q if direct else latent.q_down), latent.kv_down]
-        plan = {
-            "qkv": _parts(given, [None] * 2, dense, quantization),
-            "k_up": _parts([latent.k_up], [None], dense, "dense"),
-            "v_up": _parts([latent.v_up], [None], dense, "dense"),
+            for group, names in groups.items()
         }
-        return plan if direct else plan | {"q_up": _parts([required(latent.q_up)], [None], dense, quantization)}
+
+    def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
+        experts, latent = layer.experts, layer.latent
+        if latent is None:
+            mixer = fused(layer, _ATTENTION)
+        else:
+            mixer = fused(layer, _OUTPUT) | latent_parts(latent, dense, quantization)
+        if experts is not None:
+            return mixer | expert_parts(experts, dense, quantization)
+        return mixer | fused(layer, _GATED if config.gated else _NOT_GATED)
 
     norms = [getattr(layer, name) for layer in layers for name in _NORMS]
-    norms += [getattr(layer.latent, name) for layer in layers if layer.latent for name in _LATENT_NORMS]
+    added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
+    added += [vector for layer in layers if layer.latent is not None for vector in latent_vectors(layer.latent)]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),
         _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
-        tuple(norm for norm in (*norms, weights.final_norm) if norm is not None),
+        tuple(norm for norm in (*norms, *added, weights.final_norm) if norm is not None),
     )
-
-
-def _parts(
-    tensors: Sequence[Matrix], biases: Sequence[Tensor | None], dense: Dense, quantization: Quantization
-) -> tuple[Part, ...]:
-    """Merge neighbours of one layout and order of columns into one matrix.
-
-    Others stay separate, although each costs a launch. Q4_K_M files keep q and k in one format and v in another, and a
-    layout for both would grow q and k by three quarters.
-    """
-
-    def kind(pair: tuple[Matrix, Tensor | None]) -> tuple[Layout, bytes | None]:
-        layout = layout_of(pair[0], dense, quantization)
-        order = _order(pair[0], layout)
-        return layout, None if order is None else order.tobytes()
-
-    pairs = zip(tensors, biases, strict=True)
-    parts = []
-    for (layout, _), group in groupby(pairs, kind):
-        sources, given = zip(*group, strict=True)
-        parts.append(Part(layout, sources, given, _order(sources[0], layout)))
-    return tuple(parts)
-
-
-def _order(matrix: Matrix, layout: Layout) -> NDArray[np.int32] | None:
-    """The order of a matrix's columns on the device: floats have their own."""
-    return matrix.order if isinstance(matrix, GroupedMatrix) and layout.form not in {"f32", "bf16"} else None
 
 
 def _rows_within(whole: Tensor, part: Matrix) -> slice | None:

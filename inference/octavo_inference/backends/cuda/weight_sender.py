@@ -12,8 +12,9 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import quantize_rows
 from octavo_inference.backends.cuda.packing import PlaneType, pack, plane_shapes
+from octavo_inference.backends.cuda.plan_parts import Part
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.backends.cuda.weight_plan import Part, WeightPlan
+from octavo_inference.backends.cuda.weight_plan import WeightPlan
 from octavo_inference.models.weights import Format, Tensor, dequantize
 
 Progress = Callable[[int, int], None]

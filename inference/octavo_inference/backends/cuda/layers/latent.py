@@ -41,7 +41,8 @@ def latent_attention(
         pool,
     )
     by_head = queries.unflatten(1, (context.config.heads, latent.key_dim))
-    expand_heads(by_head[..., : latent.nope_dim], weights.k_up, absorbed)
+    k_up = weights.k_up.view(-1, latent.nope_dim, latent.kv_rank)
+    expand_heads(by_head[..., : latent.nope_dim], k_up, absorbed)
     # The decodes of a mixed step run separately: one query token needs few rows per program, and split keys.
     for decodes in (True, False):
         if inputs.kind == ("prompts" if decodes else "decodes"):
@@ -61,7 +62,8 @@ def latent_attention(
             scale=context.config.score_scale,
         )
     attended = buffers.attended[:tokens]
-    expand_heads(latents, weights.v_up.transpose(1, 2), attended)
+    v_up = weights.v_up.view(-1, latent.value_dim, latent.kv_rank)
+    expand_heads(latents, v_up.transpose(1, 2), attended)
     return weights.o(attended.view(tokens, -1), buffers.projected[:tokens])
 
 

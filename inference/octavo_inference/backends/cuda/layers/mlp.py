@@ -10,8 +10,14 @@ from octavo_inference.backends.cuda.layers.context import LayerContext
 
 
 def mlp(context: LayerContext, weights: DeviceMlp, x: Torch) -> Torch:
-    """down(activation(gate(x)) * up(x)) of x [T, hidden], of this rank alone."""
-    buffers, tokens = context.buffers, len(x)
-    activated = buffers.activated[:tokens]
-    gated(weights.gate_up(x, buffers.gate_up[:tokens]), activated, context.config.activation)
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))), of x [T, hidden], of this rank alone."""
+    buffers, tokens, inner = context.buffers, len(x), weights.down.columns
+    gate_up = _rows(buffers.gate_up, tokens, weights.gate_up.rows)
+    activated = _rows(buffers.activated, tokens, inner)
+    gated(weights.gate_up(x, gate_up), activated, context.config.activation)
     return weights.down(activated, buffers.projected[:tokens])
+
+
+def _rows(buffer: Torch, tokens: int, width: int) -> Torch:
+    """Contiguous rows at the start of a buffer, which may be for a wider MLP."""
+    return buffer.view(-1)[: tokens * width].view(tokens, width)

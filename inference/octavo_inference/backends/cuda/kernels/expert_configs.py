@@ -1,0 +1,53 @@
+"""Launch configurations of the products of experts. None was measured: they follow those of `launch_configs`."""
+
+from __future__ import annotations
+
+import torch
+
+from octavo_inference.backends.cuda.kernels.launch_configs import (
+    ROW_STEPS,
+    GemvTile,
+    LinearTile,
+    gemv_rows,
+    gemv_tile,
+    row_step,
+)
+from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
+
+_FLOAT_ROWS = 64  # float32 is multiplied in registers
+
+
+def block_rows(choices: int, experts: int, dtype: torch.dtype) -> int:
+    """Places of a block of `expert_sort`: about as many as an expert has choices, if all have as many."""
+    rows = row_step(-(-choices // experts))
+    return min(rows, _FLOAT_ROWS) if dtype == torch.float32 else rows
+
+
+def token_steps(chosen: int, experts: int) -> list[int]:
+    """Numbers of tokens, one for each configuration: a server launches them all before it is ready."""
+    return [1, *(max(1, step * experts // chosen) for step in ROW_STEPS), ROW_STEPS[-1] * experts // chosen + 1]
+
+
+def few_tokens(form: Stored) -> int:
+    """Most tokens of which each is multiplied with its own experts' matrices, whether or not others have the same."""
+    return gemv_rows(form)
+
+
+def expert_tile(form: Stored, rows: int, dtype: torch.dtype) -> LinearTile:
+    """The tile for blocks of `rows` places. Tiles fit 99 KiB of shared memory."""
+    four, dense = form in FOUR_BITS, form == "dense"
+    if dtype == torch.float32:
+        return LinearTile(rows, 64, 32, 1, 4 if rows <= 32 else 8, 2)
+    if rows == 16 or (rows == 32 and not four):
+        return LinearTile(rows, 64, 128, 1, 4, 3)
+    if rows <= 64:
+        return LinearTile(rows, 128, 64, 1, 4, 3)
+    return LinearTile(rows, 256, 32, 1, 8, 3) if four and not dense else LinearTile(rows, 128, 64, 1, 8, 3)
+
+
+def expert_gemv_tile(form: Stored, n: int, width: int) -> GemvTile:
+    """The tile for one row of x and an expert's matrix of `n` rows of `width` bytes."""
+    if form != "dense":
+        return gemv_tile(form, 1, n, width)
+    warps = 1 << (max(1, min(4, width // 1024)).bit_length() - 1)
+    return GemvTile(2 if warps == 4 else 4, warps)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bench.gpu.cases import attention, elementwise, linear, sampling
+from bench.gpu.cases import attention, elementwise, latent, linear, sampling
 from bench.gpu.cases.case import Case
 
 
 def every() -> list[Case]:
     """All cases, by kernel."""
-    return [*elementwise.CASES, *attention.CASES, *linear.CASES, *sampling.CASES]
+    return [*elementwise.CASES, *attention.CASES, *latent.CASES, *linear.CASES, *sampling.CASES]
 
 
 def chosen(kernels: Collection[str], *, quick: bool) -> list[Case]:

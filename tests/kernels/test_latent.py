@@ -23,10 +23,12 @@ from octavo_inference.backends.cuda.weight_loading import device_bytes
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layers import LayerParts
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Weights
 
 from .conftest import Record
+from .mixtures import EXPERTS, HIDDEN, floats, with_experts
 from .test_engine import BLOCK, LONGEST, cuda, reference, run
 
 EXACT = 2e-5
@@ -152,6 +154,21 @@ CONFIGS = {
     "direct queries": latent_config(vocab=64),
     "a latent of queries": latent_config(replace(LATENT, query_rank=32), vocab=64, heads=6),
 }
+
+
+def with_mixture() -> tuple[ModelConfig, Weights]:
+    """A dense layer, then one with experts as DeepSeek V3 has them."""
+    experts = EXPERTS["groups and correction, a shared MLP"]
+    parts = (LayerParts(), LayerParts(feed_forward="experts"))
+    config = latent_config(vocab=64, hidden=HIDDEN, experts=experts, parts=parts)
+    weights = latent_weights(config, np.random.default_rng(0))
+    first, second = weights.layers
+    return config, replace(weights, layers=(first, with_experts(config, second, 1, floats(1))))
+
+
+def test_with_a_mixture_of_experts() -> None:
+    model = with_mixture()
+    assert run(cuda(model)).tokens == run(reference(model), caching=False).tokens
 
 
 @pytest.fixture(params=CONFIGS.values(), ids=CONFIGS)

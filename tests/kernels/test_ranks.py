@@ -54,7 +54,7 @@ def ranks(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("size", "names"),
-    [pytest.param(2, ("everything",), marks=pytest.mark.full), (4, ("everything", "untied", "quantised"))],
+    [pytest.param(2, ("everything",), marks=pytest.mark.full), (4, ("everything", "untied", "quantised", "latent"))],
     ids=["2", "4"],
 )
 def test_logits_are_those_of_one_process(size: int, names: tuple[str, ...], record: Callable[..., None]) -> None:

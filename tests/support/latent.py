@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import LatentAttention
-from octavo_inference.models.weights import LatentWeights, LayerWeights, Matrix, Tensor, Weights, dequantize, required
+from octavo_inference.models.weights import LatentWeights, Matrix, Tensor, Weights, dequantize, layer_of, required
 
 Float32 = NDArray[np.float32]
 LATENT = LatentAttention(kv_rank=32, nope_dim=16, rope_dim=16, value_dim=32)
@@ -40,8 +40,6 @@ def latent_config(latent: LatentAttention = LATENT, **changes: object) -> ModelC
 
 def latent_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
     """Random weights in float32."""
-    latent = config.latent or LATENT
-    queries, rank = config.heads * latent.key_dim, latent.query_rank
 
     def matrix(rows: int, columns: int) -> Tensor:
         values = rng.standard_normal((rows, columns)) / columns**0.5
@@ -50,30 +48,7 @@ def latent_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
     def norm(size: int) -> Tensor:
         return Tensor("f32", (size,), (1 + 0.3 * rng.standard_normal(size)).astype(np.float32))
 
-    def mixer() -> LatentWeights:
-        return LatentWeights(
-            kv_down=matrix(latent.cached_dim, config.hidden),
-            kv_norm=norm(latent.kv_rank),
-            k_up=matrix(config.heads * latent.nope_dim, latent.kv_rank),
-            v_up=matrix(config.heads * latent.value_dim, latent.kv_rank),
-            q=matrix(queries, config.hidden) if rank is None else None,
-            q_down=None if rank is None else matrix(rank, config.hidden),
-            q_norm=None if rank is None else norm(rank),
-            q_up=None if rank is None else matrix(queries, rank),
-        )
-
-    layers = tuple(
-        LayerWeights(
-            input_norm=norm(config.hidden),
-            o=matrix(config.hidden, config.heads * latent.value_dim),
-            post_norm=norm(config.hidden),
-            gate=matrix(config.intermediate, config.hidden),
-            up=matrix(config.intermediate, config.hidden),
-            down=matrix(config.hidden, config.intermediate),
-            latent=mixer(),
-        )
-        for _ in range(config.layers)
-    )
+    layers = tuple(layer_of(config, matrix, norm) for _ in range(config.layers))
     embedding = matrix(config.vocab, config.hidden)
     return Weights(embedding, layers, norm(config.hidden), embedding)
 

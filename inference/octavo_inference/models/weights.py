@@ -13,6 +13,7 @@ from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
 from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.layers import LatentAttention
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 _SMALLEST_GROUP = 16  # columns, of all backends
@@ -231,12 +232,13 @@ class Weights:
 def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]) -> LayerWeights:
     """A layer without biases of the model's sizes, of what `matrix(rows, columns)` and `norm(size)` make, in order."""
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    plain = config.latent is None
     return LayerWeights(
         input_norm=norm(config.hidden),
-        q=matrix(queries, config.hidden),
-        k=matrix(keys, config.hidden),
-        v=matrix(keys, config.hidden),
-        o=matrix(config.hidden, queries),
+        q=matrix(queries, config.hidden) if plain else None,
+        k=matrix(keys, config.hidden) if plain else None,
+        v=matrix(keys, config.hidden) if plain else None,
+        o=matrix(config.hidden, config.heads * config.value_dim),
         post_norm=norm(config.hidden),
         gate=matrix(config.intermediate, config.hidden),
         up=matrix(config.intermediate, config.hidden),
@@ -245,6 +247,23 @@ def layer_of(config: ModelConfig, matrix: Callable[[int, int], Matrix], norm: Ca
         k_norm=norm(config.head_dim) if config.qk_norm else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
+        latent=None if config.latent is None else _latent_of(config, config.latent, matrix, norm),
+    )
+
+
+def _latent_of(
+    config: ModelConfig, latent: LatentAttention, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]
+) -> LatentWeights:
+    queries, rank = config.heads * latent.key_dim, latent.query_rank
+    return LatentWeights(
+        kv_down=matrix(latent.cached_dim, config.hidden),
+        kv_norm=norm(latent.kv_rank),
+        k_up=matrix(config.heads * latent.nope_dim, latent.kv_rank),
+        v_up=matrix(config.heads * latent.value_dim, latent.kv_rank),
+        q=matrix(queries, config.hidden) if rank is None else None,
+        q_down=None if rank is None else matrix(rank, config.hidden),
+        q_norm=None if rank is None else norm(rank),
+        q_up=None if rank is None else matrix(queries, rank),
     )
 
 

@@ -58,7 +58,8 @@ def latent_oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> F
     latent, count = config.latent or LATENT, len(tokens)
 
     def norm(x: Float32, weight: Tensor | None, eps: float) -> Float32:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * dequantize(required(weight))
+        result: Float32 = x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * dequantize(required(weight))
+        return result
 
     def linear(x: Float32, matrix: Matrix | None) -> Float32:
         return x @ dequantize(required(matrix)).T
@@ -84,7 +85,8 @@ def latent_oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> F
         scores += np.einsum("qhd,kd->hqk", rotate(q[..., latent.nope_dim :]), shared)
         scores = np.where(np.tri(count, dtype=bool), scores * config.score_scale, -np.inf)
         p = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), values).reshape(count, -1)
+        mixed: Float32 = np.einsum("hqk,khd->qhd", p / p.sum(-1, keepdims=True), values).reshape(count, -1)
+        return mixed
 
     x = dequantize(weights.embedding)[tokens]
     for layer in weights.layers:

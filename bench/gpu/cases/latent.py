@@ -116,7 +116,7 @@ class Stored:
             latents = down[:, :rank].float()
             latents = latents * torch.rsqrt(latents.pow(2).mean(-1, keepdim=True) + 1e-6) * norm
             shared = turned(down[:, None, rank:].float(), None, table, positions)[:, 0]
-            rotated = turned(q.unflatten(1, (heads, -1))[..., nope:].float(), None, table, positions)
+            rotated = turned(q.view(tokens, heads, -1)[..., nope:].float(), None, table, positions)
             return [(pool.flatten(0, 1)[slots], torch.cat([latents, shared], dim=-1)), (q_out, rotated)]
 
         return Trial(

@@ -46,7 +46,7 @@ def _score_scale(settings: HfSettings, latent: LatentAttention) -> float:
     """YaRN's growth by `mscale_all_dim`, squared, is in the scale of scores instead of in cosines and sines."""
     rope = settings.get("rope_parameters") or settings.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type", "default"))
-    all_dim, factor, scale = rope.get("mscale_all_dim"), rope.get("factor"), latent.key_dim**-0.5
+    all_dim, factor, scale = rope.get("mscale_all_dim"), rope.get("factor"), float(latent.key_dim**-0.5)
     if kind == "default" or not isinstance(all_dim, int | float) or not isinstance(factor, int | float):
         return scale
     return scale * yarn_magnitude(factor, all_dim) ** 2 if all_dim else scale

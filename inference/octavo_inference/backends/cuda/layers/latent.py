@@ -40,7 +40,7 @@ def latent_attention(
         q_rope,
         pool,
     )
-    by_head = queries.unflatten(1, (context.config.heads, latent.key_dim))
+    by_head = queries.view(tokens, -1, latent.key_dim)
     k_up = weights.k_up.view(-1, latent.nope_dim, latent.kv_rank)
     expand_heads(by_head[..., : latent.nope_dim], k_up, absorbed)
     # The decodes of a mixed step run separately: one query token needs few rows per program, and split keys.

@@ -34,6 +34,7 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "query_pre_attn_scalar": 256,
 }
+_XIELU_BETA = 0.5  # of the models that there are
 _OPT_OFFSET = 2  # rows of OPT's positions that no token uses
 
 
@@ -242,7 +243,18 @@ class _Layer:
                 fields[f"{name}_bias"] = tensors.optional(self._name(name) + ".bias", inner)
         fields["down"] = tensors.matrix(self._name("down") + ".weight", hidden, inner)
         fields["down_bias"] = tensors.optional(self._name("down") + ".bias", hidden)
+        if config.activation == "xielu":
+            fields["xielu"] = self._xielu()
         return fields
+
+    def _xielu(self) -> Tensor:
+        """The factors of xIELU, of which files have logarithms of exp(factor) - 1."""
+        tensors, prefix = self._tensors, f"{self._prefix}mlp.act_fn."
+        beta = float(tensors.number(prefix + "beta", default=_XIELU_BETA))
+        if tensors.contents and beta != _XIELU_BETA:
+            raise UnsupportedModelError(f"{prefix}beta is {beta}: only {_XIELU_BETA} is supported")
+        positive, negative = (np.logaddexp(0, tensors.values(prefix + name, 1)) for name in ("alpha_p", "alpha_n"))
+        return Tensor("f32", (2,), np.concatenate([positive, beta + negative]).astype(np.float32))
 
 
 def eos_token_ids(folder: Path, data: dict[str, Any]) -> tuple[int, ...]:

@@ -179,6 +179,10 @@ def _ungated(_: HfSettings) -> Fields:
     return {"gated": False}
 
 
+def _apertus(_: HfSettings) -> Fields:
+    return {"gated": False, "qk_norm": "head"}
+
+
 def _hunyuan(_: HfSettings) -> Fields:
     return {"qk_norm": "head", "qk_norm_rotated": True}
 
@@ -465,7 +469,7 @@ FAMILIES: dict[str, HfFamily] = {
     "Gemma2ForCausalLM": HfFamily("gemma2", _gemma2, names.GEMMA2, norm_offset=1.0),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,
-    "ApertusForCausalLM": HfFamily("apertus", layer=names.APERTUS),
+    "ApertusForCausalLM": HfFamily("apertus", _apertus, names.APERTUS, theta=12_000_000.0),
     "ArceeForCausalLM": HfFamily("arcee", _ungated, names.UNGATED),
     "BloomForCausalLM": HfFamily("bloom", _bloom, names.BLOOM, names.BLOOM_MODEL, stacking="heads"),
     "CohereForCausalLM": HfFamily("cohere", _cohere, names.layer_names("post_norm"), adjacent=True),

@@ -34,6 +34,7 @@ _ACTIVATIONS: dict[object, Activation] = {
     "gelu": "gelu",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 
 

@@ -105,6 +105,10 @@ class HfTensors:
         """The weights of a norm."""
         return Tensor("f32", (size,), self.values(name, size) + np.float32(self.norm_offset))
 
+    def number(self, name: str, default: float) -> float:
+        """A single number, `default` without the tensor."""
+        return float(_numbers(self.take(name, (), (1,))).item()) if name in self.checkpoint.tensors else default
+
     def values(self, name: str, size: int) -> NDArray[np.float32]:
         """A vector's numbers."""
         return _numbers(self.take(name, (size,)))

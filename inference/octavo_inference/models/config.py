@@ -8,7 +8,7 @@ from typing import Literal
 from octavo_inference.models.layers import Experts, LatentAttention, LayerParts, StateLayer
 from octavo_inference.models.rope import Rope, RopeScaling
 
-Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 QkNorm = Literal["head", "whole"]
 
 
@@ -23,8 +23,9 @@ class ModelConfig:
     `rotated[layer]` is false for layers without rotary positions (no tuple: all have them). Layers with a window use
     `local_rope_theta`, unscaled, if given. `rotary_dim`: leading elements of a head that are rotated (default all).
     `qk_norm`: norm over each head of q and k before the rotation, or over all heads together ("whole"); with
-    `qk_norm_rotated`, after the rotation. `output_norms`: norm of the outputs of attention and MLP before they are
-    added to the residual stream, times `residual_scale`. `input_norms` is false where nothing is normed before them.
+    `qk_norm_rotated`, after the rotation, in layers that have one. `output_norms`: norm of the outputs of attention and
+    MLP before they are added to the residual stream, times `residual_scale`. `input_norms` is false where nothing is
+    normed before them.
     `layer_norm`: LayerNorm (the mean subtracted) in the place of RMSNorm. `post_residual_norms` (BERT): the norms come
     after the sum with the residual stream, which they replace; there is none before attention and MLP.
 
@@ -37,8 +38,8 @@ class ModelConfig:
     slope times this factor (0: no ALiBi). `learned_positions`: the embedding of positions has so many rows, 0 for none.
     `bidirectional`: a token attends to all tokens of its sequence, or to those at most half a window away; all of them
     are in one step. `parallel`: attention and MLP both read the residual stream before the layer; `shared_norm`: one
-    norm for both. `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v.
-    `query_temperature` (Llama 4): (floor positions, factor) of layers without rotation:
+    norm for both. `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v, after their
+    norm. `query_temperature` (Llama 4): (floor positions, factor) of layers without rotation:
     q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
     """
 

@@ -130,7 +130,8 @@ class LayerWeights:
     Matrices are [out, in]: q [heads*head_dim, hidden], k and v [kv_heads*head_dim, hidden], o [hidden, heads*head_dim],
     gate and up [intermediate, hidden], down [hidden, intermediate]. Norms are float32 [hidden], those of q and k
     [head_dim] or as wide as q and k: `input_norm` comes before attention, `post_norm` before the MLP, the output norms
-    after them. `sinks` [heads]. None: the layer has no such tensor (`ModelConfig.part`).
+    after them. `sinks` [heads]. `xielu` [2]: alpha_p and alpha_n of that activation, as they multiply its parts. None:
+    the layer has no such tensor (`ModelConfig.part`).
     """
 
     input_norm: Tensor | None = None
@@ -160,6 +161,7 @@ class LayerWeights:
     attention_output_norm_bias: Tensor | None = None
     mlp_output_norm_bias: Tensor | None = None
     sinks: Tensor | None = None
+    xielu: Tensor | None = None
     latent: LatentWeights | None = None
     state: StateWeights | None = None
     experts: ExpertWeights | None = None

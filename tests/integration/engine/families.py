@@ -129,6 +129,7 @@ FAMILIES = {
 
 DENSE = {
     "gemma": Family("Gemma", {"head_dim": 32}),
+    "apertus": Family("Apertus"),
     "arcee": Family("Arcee"),
     "bloom": Family("Bloom", {"n_layer": 4, "n_head": 4}),
     "bloom-12-heads": Family("Bloom", {"n_layer": 2, "n_head": 12, "hidden_size": 192}),

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo_inference import LLM, SamplingParams
 
-from .families import FAMILIES, VOCAB, backends, build, compare, save
+from .families import DENSE, FAMILIES, VOCAB, backends, build, compare, save
 from .gguf_files import GGUF, Kind, round_weights, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
@@ -24,6 +24,22 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
     model = build(family)
     save(model, tmp_path)
     for backend in backends(tmp_path, family.max_model_len, only_best=name != "gemma2"):
+        compare(family, model, backend)
+
+
+# Between them: LayerNorm, learned positions, ALiBi, parallel layers, norms of the outputs alone, over all heads and by
+# head, MLPs without a gate.
+_FEW = ("gpt2", "bloom", "cohere-norms", "olmo2", "apertus")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in _FEW else [pytest.mark.full]) for name in DENSE]
+)
+def test_more_dense_families_from_safetensors(name: str, tmp_path: Path) -> None:
+    family = DENSE[name]
+    model = build(family)
+    save(model, tmp_path)
+    for backend in backends(tmp_path, family.max_model_len, only_best=True):
         compare(family, model, backend)
 
 

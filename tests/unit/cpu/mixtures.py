@@ -11,7 +11,8 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.weights import ExpertWeights, Matrix, Tensor, Weights
 
-from .test_forward import TINY, random_weights, tensor
+from .decoders import random_weights, tensor
+from .test_forward import TINY
 
 Of = Callable[[str, int, int], Matrix]
 

@@ -16,6 +16,7 @@ from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
 from octavo_inference.core.gather import SampleRows
 from octavo_inference.models.ggml_dequant import BlockFormat
+from octavo_inference.models.layers import LayerParts
 from octavo_inference.models.weights import Tensor
 
 from .test_forward import MIXED, TINY, Story, batch_of, create, quantised_weights, random_weights
@@ -74,12 +75,35 @@ EVERYTHING: dict[str, object] = {
 }
 
 
+# Flags that EVERYTHING cannot have at the same time.
+OTHERS: dict[str, object] = {
+    "layers": 3,
+    "layer_norm": True,
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 48,
+    "qk_norm": "whole",
+    "parallel": True,
+    "gated": False,
+    "activation": "gelu",
+    "sinks": True,
+    "alibi": 1.0,
+    "chunks": (None, 24, None),
+    "learned_positions": 256,
+    "embedding_norm": True,
+    "rotated": (True, False, True),
+    "query_temperature": (8.0, 0.3),
+    "head_bias": True,
+    "parts": (LayerParts(), LayerParts(heads=2, kv_heads=1, intermediate=64), LayerParts(feed_forward="none")),
+}
+
+
 @pytest.fixture(params=["float32", "bfloat16", "auto"])
 def dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[{}, EVERYTHING], ids=["llama", "everything"])
+@pytest.fixture(params=[{}, EVERYTHING, OTHERS], ids=["llama", "everything", "others"])
 def backend(request: pytest.FixtureRequest, kernels: Kernels, rng: np.random.Generator, dtype: str) -> CpuBackend:
     config = replace(TINY, hidden=96, intermediate=128, **request.param)
     weights = quantised_weights(config, rng, MIXED) if dtype == "auto" else random_weights(config, rng)

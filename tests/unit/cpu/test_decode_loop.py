@@ -102,7 +102,7 @@ def test_a_run_ends_where_a_token_ends_its_own_sequence(weights: Weights, kernel
 def test_a_run_ends_with_a_token_that_is_none(weights: Weights, kernels: Kernels) -> None:
     table = table_of()
     backend = prefilled(weights, kernels, table)
-    backend._kv[0].view(np.float32)[table.blocks[2, 1]] = np.nan
+    backend._pools[0].view(np.float32)[table.blocks[2, 1]] = np.nan
     found = launched(backend, table, _PROMPTS, run_of())
     assert len(found) == 1
     assert found[0, 2] == -1

@@ -21,8 +21,9 @@ from octavo_inference.models.groups import Grouping
 from octavo_inference.models.layers import Experts
 from octavo_inference.models.weights import Matrix, Tensor, Weights
 
+from .decoders import tensor
 from .mixtures import Of, random_mixture, with_experts
-from .test_forward import Story, batch_of, create, oracle, random_weights, stories, tensor
+from .test_forward import Story, batch_of, create, oracle, random_weights, stories
 from .test_grouped_models import of_size_one
 from .test_groups import FP4
 from .test_quantised import random_blocks
@@ -251,7 +252,8 @@ def test_experts_count_their_tokens(kernels: Kernels, rng: np.random.Generator) 
     assert found.shape == (3, PLAIN.count)
     assert found.sum(1).tolist() == [0, 40 * PLAIN.chosen, 40 * PLAIN.chosen]
     assert found.max() <= 40  # a token chooses an expert once
-    assert create(replace(config, experts=None, parts=()), random_weights(config, rng), kernels).expert_tokens() is None
+    dense = replace(config, experts=None, parts=())
+    assert create(dense, random_weights(dense, rng), kernels).expert_tokens() is None
 
 
 def counted(backend: CpuBackend) -> NDArray[np.int64]:

@@ -19,8 +19,9 @@ from octavo_inference.core.model_input import Penalty, RowSamples, RowStep, RowT
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
 from octavo_inference.models.rope import Llama3Scaling
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize
 
+from .decoders import random_weights
 from .mixture_oracle import mixture
 from .test_quantised import random_blocks
 
@@ -40,46 +41,6 @@ TINY = ModelConfig(
     tied_embeddings=True,
     eos_token_ids=(0,),
 )
-
-
-def tensor(rng: np.random.Generator, *shape: int) -> Tensor:
-    values = (rng.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
-    return Tensor("bf16", shape, bf16_bits(values)) if len(shape) == 2 else Tensor("f32", shape, values * 5 + 1)
-
-
-def random_weights(config: ModelConfig, rng: np.random.Generator) -> Weights:
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-
-    def optional(present: bool, width: int) -> Tensor | None:
-        return tensor(rng, width) if present else None
-
-    layers = tuple(
-        LayerWeights(
-            input_norm=tensor(rng, config.hidden),
-            q=tensor(rng, queries, config.hidden),
-            k=tensor(rng, keys, config.hidden),
-            v=tensor(rng, keys, config.hidden),
-            o=tensor(rng, config.hidden, queries),
-            post_norm=tensor(rng, config.hidden),
-            gate=tensor(rng, config.intermediate, config.hidden),
-            up=tensor(rng, config.intermediate, config.hidden),
-            down=tensor(rng, config.hidden, config.intermediate),
-            q_bias=optional(config.qkv_bias, queries),
-            k_bias=optional(config.qkv_bias, keys),
-            v_bias=optional(config.qkv_bias, keys),
-            o_bias=optional(config.output_bias, config.hidden),
-            gate_bias=optional(config.mlp_bias, config.intermediate),
-            up_bias=optional(config.mlp_bias, config.intermediate),
-            down_bias=optional(config.mlp_bias, config.hidden),
-            q_norm=optional(config.qk_norm is not None, config.head_dim),
-            k_norm=optional(config.qk_norm is not None, config.head_dim),
-            attention_output_norm=optional(config.output_norms, config.hidden),
-            mlp_output_norm=optional(config.output_norms, config.hidden),
-        )
-        for _ in range(config.layers)
-    )
-    embedding = tensor(rng, config.vocab, config.hidden)
-    return Weights(embedding, layers, tensor(rng, config.hidden), embedding)
 
 
 def oracle(config: ModelConfig, weights: Weights, tokens: list[int]) -> Float32:
@@ -293,20 +254,14 @@ def quantised_weights(
     """Weights in the formats of a mixed GGUF file."""
     qk, v, o, gate_up, down, lm_head = formats
 
-    def blocks(format_: BlockFormat, like: Tensor) -> Tensor:
+    def blocks(format_: BlockFormat, like: Matrix) -> Tensor:
         return random_blocks(rng, format_, *like.shape, scale=QUANTISED_SCALES[format_])
 
     weights = random_weights(config, rng)
+    roles = {"q": qk, "k": qk, "v": v, "o": o, "gate": gate_up, "up": gate_up, "down": down}
     layers = tuple(
         replace(
-            layer,
-            q=blocks(qk, layer.q),
-            k=blocks(qk, layer.k),
-            v=blocks(v, layer.v),
-            o=blocks(o, layer.o),
-            gate=blocks(gate_up, layer.gate),
-            up=blocks(gate_up, layer.up),
-            down=blocks(down, layer.down),
+            layer, **{role: blocks(format_, like) for role, format_ in roles.items() if (like := getattr(layer, role))}
         )
         for layer in weights.layers
     )

@@ -10,7 +10,7 @@ import pytest
 from tests.support.logs import warnings_of
 
 from octavo_inference.backends.cpu.footprint import measure
-from octavo_inference.backends.cpu.native import abi, packing
+from octavo_inference.backends.cpu.native import abi, decoder_packing
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import packed_bytes, packed_parts
 from octavo_inference.models.config import ModelConfig
@@ -161,7 +161,7 @@ def test_weights_that_become_floats_are_logged_once(
     weights = quantized_model(
         CONFIG, rng, lambda _, rows, columns: of_size_one(rng, Grouping("int8", 16), rows, columns)
     )
-    logged = warnings_of(packing, monkeypatch)
+    logged = warnings_of(decoder_packing, monkeypatch)
     create(CONFIG, weights, kernels, dtype="auto")
     (line,) = logged
     linears = 4 * CONFIG.layers + 1

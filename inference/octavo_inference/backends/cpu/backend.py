@@ -13,13 +13,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.backends.cpu.footprint import mixer_widths, partial_floats
+from octavo_inference.backends.cpu.footprint import latent_widths, partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
+from octavo_inference.backends.cpu.native.decoder_packing import pack
 from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
 from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, weight_format
-from octavo_inference.backends.cpu.native.packing import Packed, address, pack
+from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_advice import allocate
@@ -31,7 +32,6 @@ from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
-from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
@@ -41,7 +41,17 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES = frozenset({"a mixture of experts", "a clamped activation of experts", "latent attention"})
+_FEATURES = frozenset(
+    {
+        *("layers of unlike sizes", "layers without attention or MLP"),
+        *("chunked attention", "attention sinks", "ALiBi", "learned positions", "attention in both directions"),
+        *("LayerNorm", "norms after the residual sum", "no norm before attention and MLP", "a norm of the embedding"),
+        *("parallel attention and MLP", "an MLP without gate"),
+        *(f"the activation {name}" for name in abi.ACTIVATIONS),
+        *("norms over all heads", "norms after the rotation", "clipped queries and keys", "a temperature of queries"),
+        *("a bias of the head", "a mixture of experts", "a clamped activation of experts", "latent attention"),
+    }
+)
 
 
 def kv_element_bytes(dtype: str) -> int:
@@ -82,38 +92,42 @@ class CpuBackend:
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
         tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
-        first = packed.layers[0]
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
             rope = config.rope(number)
             layer.rope = None if rope is None else address(ropes[rope])
-            layer.window = config.window(number) or 0
-        block_bytes = config.kv_bytes_per_token(ELEMENT_BYTES[format_]) // config.layers * block_size
-        self._kv = allocate(config.layers * num_blocks * block_bytes).reshape(config.layers, num_blocks, block_bytes)
-        latent, widths, attended = config.latent, mixer_widths(config), config.heads * config.value_dim
+            layer.window, layer.chunk = config.window(number) or 0, config.chunk(number) or 0
+        element_bytes = ELEMENT_BYTES[format_]
+        memory = allocate(config.kv_bytes_per_token(element_bytes) * block_size * num_blocks)
+        self._pools = _pools(memory, config, num_blocks, block_size, element_bytes)
+        for layer, pool in zip((layer for layer in layers if layer.qkv.rows), self._pools, strict=True):
+            layer.kv = address(pool)
+        latent, widths = config.latent, latent_widths(config)
         scratch = max(
             kernels.library.octavo_attention_scratch(config.head_dim)
             if latent is None
             else kernels.library.octavo_latent_scratch(latent.kv_rank),
             packed.lm_head.rows,
+            config.hidden,
         )
+        _, attended, inner = widest_rows(config)
         normed = max(config.hidden, widths.query_latent)
-        widest = max(normed, attended, config.intermediate)
+        widest = max(normed, attended, inner)
+        hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
         rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
         int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
         mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
-            "kv": self._kv,
-            "hidden_state": _zeros((tokens, first.output.rows), np.dtype(np.float32)),
-            "qkv": _zeros((tokens, first.qkv.rows), np.dtype(np.float32)),
-            "projected": _zeros((tokens if config.output_norms else 0, first.output.rows), np.dtype(np.float32)),
+            "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
+            "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
+            "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
             "normed": _zeros((max(tokens, max_running), normed), act),
             "attended": _zeros((tokens, attended), act),
-            "activated": _zeros((tokens, config.intermediate), act),
+            "activated": _zeros((tokens, inner), act),
             "quantized": _zeros(rounded, int8_block),
             "scratch": _zeros((threads, scratch), np.dtype(np.float32)),
             "partials": _zeros((max_running + threads, partial_floats(config)), np.dtype(np.float32)),
@@ -129,31 +143,38 @@ class CpuBackend:
         latent_buffers: dict[str, NDArray[Any]] = {
             "by_head": _zeros((tokens, widths.by_head), act),
             "absorbed": _zeros((tokens, widths.absorbed), act),
-            "queries": _zeros((tokens, first.query_up.rows), np.dtype(np.float32)),
+            "queries": _zeros((tokens, layers[0].query_up.rows), np.dtype(np.float32)),
         }
         self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
+        temperature = config.query_temperature or (1.0, 0.0)
         self._model = abi.DecoderArgs(
             layers=layers,
+            embedding_norm=packed.embedding_norm,
             final_norm=packed.final_norm,
+            token_type=packed.token_type,
             embedding=packed.embedding,
+            positions=packed.positions,
             lm_head=packed.lm_head,
             **{name: address(buffer) for name, buffer in buffers.items()},
-            num_blocks=num_blocks,
             scratch_floats=scratch,
             partial_floats=buffers["partials"].size,
             format=abi.FORMATS[format_],
             num_layers=config.layers,
             hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
             head_dim=config.head_dim,
             rotary_dim=config.rotary_dim or config.head_dim,
-            intermediate=config.intermediate,
             vocab=config.vocab,
             block_size=block_size,
             activation=abi.ACTIVATIONS[config.activation],
+            layer_norm=config.layer_norm,
+            qk_norm_whole=config.qk_norm == "whole",
+            qk_norm_rotated=config.qk_norm_rotated,
+            post_residual_norms=config.post_residual_norms,
+            parallel=config.parallel,
+            gated=config.gated,
+            bidirectional=config.bidirectional,
             norm_eps=config.norm_eps,
             score_scale=config.score_scale,
             attention_softcap=config.attention_softcap or 0.0,
@@ -161,15 +182,16 @@ class CpuBackend:
             embedding_scale=config.embedding_scale,
             residual_scale=config.residual_scale,
             logit_scale=config.logit_scale,
+            qkv_clip=config.qkv_clip or 0.0,
+            temperature_floor=temperature[0],
+            temperature_factor=temperature[1],
             routing=routing(config.experts),
-            latent=_latent_args(latent, latent_buffers),
+            latent=_latent_args(config, latent_buffers),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
-        self.kv_bytes = self._kv.nbytes
+        self.kv_bytes = memory.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
-        self.working_bytes = (
-            sum(b.nbytes for name, b in self._buffers.items() if name != "kv") + threads * packed.panel_bytes
-        )
+        self.working_bytes = sum(b.nbytes for b in self._buffers.values()) + threads * packed.panel_bytes
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens), working memory %.0f MB",
             self.name,
@@ -203,7 +225,7 @@ class CpuBackend:
 
         Raises NativeUnavailableError (kernels not built), ModelError (sizes without kernel support), SettingsError.
         """
-        _check(config, block_size)
+        _check(config, block_size, max_model_len)
         kernels, format_ = kernels or load(), _float_format(dtype)
         wanted = weight_format(dtype, quantization)
         count = threads or usable_cores()
@@ -295,19 +317,23 @@ class CpuBackend:
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks (source, destination), all layers."""
         for origin, target in pairs:
-            self._kv[:, target] = self._kv[:, origin]
+            for pool in self._pools:
+                pool[target] = pool[origin]
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        self._kv[:, list(blocks)] = 0
+        for pool in self._pools:
+            pool[list(blocks)] = 0
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
-        """Copy whole blocks of all layers: [block, layer, bytes]."""
-        return np.ascontiguousarray(self._kv[:, list(blocks)].swapaxes(0, 1))
+        """Copy whole blocks of all layers: [block, bytes]."""
+        return np.concatenate([pool[list(blocks)] for pool in self._pools], axis=1)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        self._kv[:, list(blocks)] = saved.swapaxes(0, 1)
+        ends = np.cumsum([pool.shape[1] for pool in self._pools])
+        for pool, part in zip(self._pools, np.split(saved, ends[:-1], axis=1), strict=True):
+            pool[list(blocks)] = part
 
     def _score(self, rows: ScoreRows) -> ScoredTokens:
         """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
@@ -333,11 +359,13 @@ class CpuBackend:
         )
 
 
-def _latent_args(latent: LatentAttention | None, buffers: dict[str, NDArray[Any]]) -> abi.Latent:
+def _latent_args(config: ModelConfig, buffers: dict[str, NDArray[Any]]) -> abi.Latent:
+    latent = config.latent
     if latent is None:
         return abi.Latent()
     return abi.Latent(
         **{name: address(buffer) for name, buffer in buffers.items()},
+        heads=config.heads,
         rank=latent.kv_rank,
         nope=latent.nope_dim,
         rope=latent.rope_dim,
@@ -381,24 +409,52 @@ def _float_format(dtype: str) -> Literal["f32", "bf16"]:
     return "f32" if dtype == "float32" else "bf16"
 
 
-def _check(config: ModelConfig, block_size: int) -> None:
+def _pools(
+    memory: NDArray[np.uint8], config: ModelConfig, num_blocks: int, block_size: int, element_bytes: int
+) -> list[NDArray[np.uint8]]:
+    """The part of the pool of each layer with attention, [blocks, bytes]."""
+    parts = [part for part in map(config.part, range(config.layers)) if part.attention]
+    if config.latent is not None:
+        elements = [config.latent.cached_dim for _ in parts]
+    else:
+        elements = [2 * int(part.kv_heads or 0) * config.head_dim for part in parts]
+    sizes = [each * block_size * element_bytes for each in elements]
+    ends = np.cumsum(sizes) * num_blocks
+    return [
+        memory[end - size * num_blocks : end].reshape(num_blocks, size) for end, size in zip(ends, sizes, strict=True)
+    ]
+
+
+def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
     if block_size <= 0 or block_size % _TILE:
         raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_TILE}", "block_size")
-    latent, steps = config.latent, {"hidden": _STEP, "intermediate": _STEP, "head_dim": _STEP}
-    sizes = {name: getattr(config, name) for name in steps}
+    require_features(config, _FEATURES, "the CPU backend")
+    if config.learned_positions and max_model_len > config.learned_positions:
+        raise SettingsError(
+            f"max_model_len is {max_model_len}; the model has embeddings of {config.learned_positions} positions",
+            "max_model_len",
+        )
+    parts = [config.part(layer) for layer in range(config.layers)]
+    sizes = {"hidden": {config.hidden}, "head_dim": {config.head_dim}}
+    sizes["intermediate"] = {int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"}
+    steps, latent = dict.fromkeys(sizes, _STEP), config.latent
     if latent is not None:
         # A head's rows of an expansion are whole panels.
         steps |= {"kv_rank": WIDEST_PANEL, "value_dim": WIDEST_PANEL, "nope_dim": _STEP, "rope_dim": _STEP}
         steps |= {"query_rank": _STEP}
-        sizes |= {name: getattr(latent, name) or 0 for name in steps.keys() - sizes.keys()}
+        sizes |= {name: {getattr(latent, name) or 0} for name in steps.keys() - sizes.keys()}
     for name, step in steps.items():
-        if sizes[name] % step:
-            raise ModelError(f"the model's {name} size is {sizes[name]}; the CPU kernels need a multiple of {step}")
-    require_features(config, _FEATURES, "the CPU backend")
+        for value in sorted(sizes[name]):
+            if value % step:
+                raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {step}")
+    for part in parts:
+        heads, kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
+        if part.attention and heads % kv_heads:
+            raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
     if config.experts is not None:
         check_experts(config.experts, _STEP)
-    if config.heads % config.kv_heads:
-        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+        if not config.gated:
+            raise ModelError(f"{config.architecture}: the CPU kernels compute no experts without a gate")
 
 
 def _zeros(shape: tuple[int, int], dtype: np.dtype[Any]) -> NDArray[Any]:

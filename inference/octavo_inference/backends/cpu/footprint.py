@@ -47,7 +47,8 @@ class Footprint:
 def measure(weights: Weights, config: ModelConfig) -> Footprint:
     """Measure a model. Reads no weights: they may be an `outline`'s."""
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
-    embedding = weights.embedding.nbytes * (2 if weights.embedding.format == "f16" else 1)
+    tables = [table for table in (weights.embedding, weights.positions) if table is not None]
+    embedding = sum(table.nbytes * (2 if table.format == "f16" else 1) for table in tables)
     by_format = {name: embedding + packed_bytes(weights, format_) for name, format_ in _FORMATS.items()}
     return Footprint(by_format, config.kv_bytes_per_token(1), *_working(config), largest_unpacked(weights))
 
@@ -60,7 +61,20 @@ def partial_floats(config: ModelConfig) -> int:
     heads as threads, more where there are fewer. With latent attention a sum is one of latents.
     """
     summed = config.head_dim if config.latent is None else config.latent.kv_rank
-    return _ROW_SEGMENTS * config.heads * (summed + 2 * _LANES)
+    heads = max(int(config.part(layer).heads or 0) for layer in range(config.layers))
+    return _ROW_SEGMENTS * heads * (summed + 2 * _LANES)
+
+
+def widest_rows(config: ModelConfig) -> tuple[int, int, int]:
+    """The largest number of elements, over all layers, of a token's q, k and v; attention's output; an MLP's inside."""
+    parts = [config.part(layer) for layer in range(config.layers)]
+    heads = [(int(part.heads or 0), int(part.kv_heads or 0)) for part in parts if part.attention] or [(0, 0)]
+    dim, latent = config.head_dim, config.latent
+    inner = max((int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"), default=0)
+    if latent is not None:
+        projected = config.heads * dim if latent.query_rank is None else latent.query_rank
+        return projected + latent.cached_dim, config.heads * latent.value_dim, inner
+    return max(q + 2 * kv for q, kv in heads) * dim, max(q for q, _ in heads) * dim, inner
 
 
 def count_elements(folder: Path) -> int:
@@ -74,13 +88,12 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     The variant of the kernels is known only when a pod starts, so this is the maximum over all variants: activations in
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
-    attended = config.heads * config.value_dim
-    mixer = mixer_widths(config)
-    written = [config.hidden, mixer.projected, *([config.hidden] if config.output_norms else [])]
-    normed = max(config.hidden, mixer.query_latent)
-    widths = sum(map(_padded, written)) + normed + attended + config.intermediate
-    widths += _padded(mixer.queries) + mixer.by_head + mixer.absorbed
-    widest = max(normed, attended, config.intermediate)
+    qkv, attended, inner = widest_rows(config)
+    latent = latent_widths(config)
+    written = [config.hidden, qkv, latent.queries, *([config.hidden] if config.output_norms else [])]
+    normed = max(config.hidden, latent.query_latent)
+    widths = sum(map(_padded, written)) + normed + attended + inner + latent.by_head + latent.absorbed
+    widest = max(normed, attended, inner)
     row = _padded(config.vocab) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:
@@ -91,29 +104,26 @@ def _working(config: ModelConfig) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class MixerWidths:
-    """Elements of attention's buffers for one token.
+class LatentWidths:
+    """Elements of the buffers that latent attention adds, for one token; all 0 without it.
 
-    `projected`: q, k and v in float32. Of latent attention alone: `query_latent` from which queries are projected, in
-    float32 `queries`; `by_head` and `absorbed` (latent.h).
+    `query_latent`, from which queries are projected, in float32 `queries`; `by_head` and `absorbed` (latent.h).
     """
 
-    projected: int
     query_latent: int = 0
     queries: int = 0
     by_head: int = 0
     absorbed: int = 0
 
 
-def mixer_widths(config: ModelConfig) -> MixerWidths:
-    """The widths for a model, with latent attention or without."""
-    queries, latent = config.heads * config.head_dim, config.latent
+def latent_widths(config: ModelConfig) -> LatentWidths:
+    """The widths for a model."""
+    latent, heads = config.latent, config.heads
     if latent is None:
-        return MixerWidths(queries + 2 * config.kv_heads * config.head_dim)
-    by_head, absorbed = config.heads * max(latent.kv_rank, latent.nope_dim), config.heads * latent.cached_dim
-    if latent.query_rank is None:
-        return MixerWidths(queries + latent.cached_dim, 0, 0, by_head, absorbed)
-    return MixerWidths(latent.query_rank + latent.cached_dim, latent.query_rank, queries, by_head, absorbed)
+        return LatentWidths()
+    queries = 0 if latent.query_rank is None else heads * latent.key_dim
+    by_head = heads * max(latent.kv_rank, latent.nope_dim)
+    return LatentWidths(latent.query_rank or 0, queries, by_head, heads * latent.cached_dim)
 
 
 def _padded(rows: int) -> int:

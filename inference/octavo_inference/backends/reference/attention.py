@@ -7,7 +7,7 @@ import torch
 from torch import Tensor as Torch
 from torch.nn.functional import linear
 
-from octavo_inference.backends.reference.functions import norm_of, rotate, softcap
+from octavo_inference.backends.reference.functions import Norm, norm_of, rotate, softcap
 from octavo_inference.backends.reference.tiles import TILE, float32, index, optional, stacked, tiled
 from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import Int32
@@ -38,8 +38,9 @@ class Attention:
         self._o, self._o_bias = float32(required(weights.o)), optional(weights.o_bias)
         self._sinks = optional(weights.sinks)
         self._slopes = torch.from_numpy(alibi_slopes(self._heads)) * config.alibi if config.alibi else None
-        self._q_norm = norm_of(config, self._by_head(weights.q_norm), exists=config.qk_norm is not None)
-        self._k_norm = norm_of(config, self._by_head(weights.k_norm), exists=config.qk_norm is not None)
+        by_head, exists = self._by_head, config.qk_norm is not None
+        self._q_norm = norm_of(config, by_head(weights.q_norm), by_head(weights.q_norm_bias), exists=exists)
+        self._k_norm = norm_of(config, by_head(weights.k_norm), by_head(weights.k_norm_bias), exists=exists)
         shape = (slots, self._kv_heads, config.head_dim)
         self.pools = [torch.zeros(shape), torch.zeros(shape)]
 
@@ -50,11 +51,11 @@ class Attention:
         positions, slots = index(batch.positions), index(batch.slots)
         if self._rope is not None:
             q, k = rotate(q, self._rope[positions]), rotate(k, self._rope[positions])
+            if config.qk_norm_rotated:
+                q, k = self._normed(self._q_norm, q), self._normed(self._k_norm, k)
         elif config.query_temperature is not None:
             floor, factor = config.query_temperature
             q = q * (1 + factor * torch.log1p(torch.floor((positions + 1) / floor)))[:, None, None]
-        if config.qk_norm_rotated and self._rope is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
         keys, values = self.pools
         keys[slots], values[slots] = k, v
         mixed = torch.zeros(len(x), self._heads * config.head_dim)
@@ -63,7 +64,7 @@ class Attention:
             for token in range(int(batch.query_start[i]), int(batch.query_start[i + 1])):
                 first, last = self._visible(int(batch.positions[token]), len(context))
                 seen = context[first:last]
-                distance = torch.arange(first, last) - int(batch.positions[token])
+                distance = (torch.arange(first, last) - int(batch.positions[token])).abs()
                 mixed[places[token]] = self._attend(q[token], keys[seen], values[seen], distance)
         return tiled(lambda t: linear(t, self._o, self._o_bias), mixed)
 
@@ -78,15 +79,16 @@ class Attention:
     def _project(self, tile: Torch) -> Torch:
         config = self._config
         rows = linear(tile, self._qkv, self._qkv_bias)
-        if config.qkv_clip is not None:
-            rows = rows.clamp(-config.qkv_clip, config.qkv_clip)
-        q, k, v = torch.split(rows, [n * config.head_dim for n in (self._heads, self._kv_heads, self._kv_heads)], dim=1)
-        if config.qk_norm == "whole":
-            q, k = self._q_norm(q), self._k_norm(k)
-        q, k, v = (each.view(TILE, -1, config.head_dim) for each in (q, k, v))
-        if config.qk_norm == "head" and not config.qk_norm_rotated:
-            q, k = self._q_norm(q), self._k_norm(k)
-        return torch.cat([q, k, v], dim=1)
+        by_head = rows.view(TILE, -1, config.head_dim)
+        q, k, v = torch.split(by_head, [self._heads, self._kv_heads, self._kv_heads], dim=1)
+        if not config.qk_norm_rotated:
+            q, k = self._normed(self._q_norm, q), self._normed(self._k_norm, k)
+        result = torch.cat([q, k, v], dim=1)
+        return result if config.qkv_clip is None else result.clamp(-config.qkv_clip, config.qkv_clip)
+
+    def _normed(self, norm: Norm, x: Torch) -> Torch:
+        """Queries or keys, [tokens, heads, head_dim]."""
+        return norm(x.flatten(1)).view(x.shape) if self._config.qk_norm == "whole" else norm(x)
 
     def _by_head(self, weight: Tensor | None) -> Tensor | None:
         """The weights of a norm, [heads, head_dim] where each head has its own."""
@@ -101,7 +103,7 @@ class Attention:
         scores = groups.contiguous() @ keys.permute(1, 2, 0).contiguous() * self._config.score_scale
         scores = softcap(scores, self._config.attention_softcap)
         if self._slopes is not None:
-            scores = scores + self._slopes.view(self._kv_heads, -1, 1) * distance
+            scores = scores - self._slopes.view(self._kv_heads, -1, 1) * distance
         if self._sinks is not None:
             sinks = self._sinks.view(self._kv_heads, -1, 1)
             weights = torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1].contiguous()

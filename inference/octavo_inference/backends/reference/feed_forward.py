@@ -17,7 +17,7 @@ class Mlp:
     """down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate."""
 
     def __init__(self, config: ModelConfig, weights: LayerWeights) -> None:
-        self._activation = config.activation
+        self._activation, self._xielu = config.activation, optional(weights.xielu)
         self._gate = float32(required(weights.gate)) if config.gated else None
         self._up, self._down = float32(required(weights.up)), float32(required(weights.down))
         self._gate_bias, self._up_bias = optional(weights.gate_bias), optional(weights.up_bias)
@@ -30,8 +30,8 @@ class Mlp:
     def _tile(self, t: Torch) -> Torch:
         up = linear(t, self._up, self._up_bias)
         if self._gate is None:
-            return linear(activate(self._activation, up), self._down, self._down_bias)
-        gate = activate(self._activation, linear(t, self._gate, self._gate_bias))
+            return linear(activate(self._activation, up, self._xielu), self._down, self._down_bias)
+        gate = activate(self._activation, linear(t, self._gate, self._gate_bias), self._xielu)
         return linear(gate * up, self._down, self._down_bias)
 
 

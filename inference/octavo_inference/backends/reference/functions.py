@@ -39,8 +39,11 @@ def norm_of(config: ModelConfig, weight: Tensor | None, bias: Tensor | None = No
     return Norm(optional(weight), optional(bias), config.norm_eps, config.layer_norm, exists)
 
 
-def activate(name: Activation, x: Torch) -> Torch:
-    """An activation by its name."""
+def activate(name: Activation, x: Torch, xielu: Torch | None = None) -> Torch:
+    """An activation by its name; `xielu` is that of `LayerWeights`."""
+    if xielu is not None:
+        positive, negative = xielu  # https://arxiv.org/abs/2411.13010, with beta 0.5
+        return torch.where(x > 0, positive * x * x, negative * (torch.expm1(x.clamp(max=-1e-6)) - x)) + 0.5 * x
     if name == "silu":
         return silu(x)
     if name == "relu":

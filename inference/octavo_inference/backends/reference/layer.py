@@ -73,11 +73,11 @@ class Layer:
 
     def _add(self, x: Torch, mixed: Torch) -> Torch:
         if self._config.post_residual_norms:
-            return tiled(self._attention_norm, x + mixed)
+            return tiled(self._attention_norm, x + self._config.residual_scale * mixed)
         return x + self._config.residual_scale * tiled(self._attention_norm, mixed)
 
     def _add_mlp(self, x: Torch) -> Torch:
         fed = self._feed(x)
         if self._config.post_residual_norms:
-            return tiled(self._mlp_norm, x + fed)
+            return tiled(self._mlp_norm, x + self._config.residual_scale * fed)
         return x + self._config.residual_scale * tiled(self._mlp_norm, fed)

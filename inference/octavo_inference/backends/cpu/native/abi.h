@@ -82,19 +82,38 @@ struct Experts {
   int32_t integers, ordered;  // some matrix is of integers, some has an order of columns
 };
 
-enum Activation : int32_t { ACTIVATION_SILU = 0, ACTIVATION_GELU_TANH = 1 };
+enum Activation : int32_t {
+  ACTIVATION_SILU = 0,
+  ACTIVATION_GELU_TANH = 1,
+  ACTIVATION_GELU = 2,
+  ACTIVATION_RELU = 3,
+  ACTIVATION_RELU2 = 4,
+  ACTIVATION_XIELU = 5,
+};
 
-// A pointer is null if the model does not have that tensor.
+// RMSNorm, or LayerNorm, whose bias may be null. Without a weight there is no norm.
+struct Norm {
+  const float *weight, *bias;
+};
+
+// A pointer is null if the model does not have that tensor, and a matrix without rows is not there.
 struct Layer {
-  const float *input_norm, *post_norm;                  // [hidden]
-  const float *q_norm, *k_norm;                         // [head_dim]
-  const float *attention_output_norm, *mlp_output_norm; // [hidden]
-  const float* rope;  // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
-  Matrix qkv, output, gate_up, down;
-  int32_t window;  // tokens that a token attends to, itself included; 0: all before it
+  Norm input_norm, post_norm;                   // [hidden]
+  Norm q_norm, k_norm;                          // [head_dim], [heads][head_dim], or over all heads
+  Norm attention_output_norm, mlp_output_norm;  // [hidden]
+  const float* rope;            // [max_positions][rotary_dim]: rotary_dim/2 cosines, then as many sines
+  const float *sinks, *slopes;  // [heads]: logits that take part in softmax, slopes of ALiBi
+  void* kv;                     // its part of the KV pool: [num_blocks] blocks; see KvLayer in layers.h
+  Matrix qkv, output;
+  Matrix gate_up, down;  // gate_up is interleaved, or only has rows of up
+  int32_t heads, kv_heads;
+  int32_t head_norm_stride;  // from the norm of one head of q or k to that of the next; 0: all heads have the same
+  int32_t window;            // tokens that a token attends to, itself included; 0: no limit
+  int32_t chunk;             // positions that only attend to each other; 0: no chunks
+  float xielu_positive, xielu_negative;
   // With latent attention, qkv has the rows of q (or of the queries' latent), then those of the latent and shared key.
-  Matrix query_up;           // from the queries' latent; no rows without one
-  Matrix key_up, value_up;   // floats, head below head: [heads * rank][nope] and [heads * value][rank]
+  Matrix query_up;          // from the queries' latent; no rows without one
+  Matrix key_up, value_up;  // floats, head below head: [heads * rank][nope] and [heads * value][rank]
   const float *query_norm, *latent_norm;
   const Experts* experts;  // in the place of gate_up and down
 };
@@ -104,26 +123,35 @@ struct Layer {
 struct Latent {
   void *by_head, *absorbed;  // absorbed: [tokens][heads][rank + rope]
   float* queries;            // rows of query_up, null without one
-  int32_t rank, nope, rope, value, query_rank;
+  int32_t heads, rank, nope, rope, value, query_rank;
   float norm_eps;
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
 struct Model {
   const Layer* layers;
-  const float* final_norm;
-  Source embedding;
+  Norm embedding_norm, final_norm;  // [hidden]
+  const float* token_type;          // [hidden], added to embeddings
+  Source embedding, positions;      // positions: added to embeddings; data is null without them
   Matrix lm_head;
-  void* kv;  // [layers][num_blocks] blocks; see KvLayer in layers.h
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
   void *normed, *attended, *activated;  // activation type
   void* quantized;                      // rows of Int8Block: the input of a quantized linear
   float* scratch;                       // scratch_floats per thread
   float* partials;                      // partial_floats: partial sums of attention
-  int64_t num_blocks, scratch_floats, partial_floats;
-  int32_t format, num_layers, hidden, heads, kv_heads, head_dim, rotary_dim, intermediate, vocab, block_size, activation;
+  int64_t scratch_floats, partial_floats;
+  int32_t format, num_layers, hidden, head_dim, rotary_dim, vocab, block_size, activation;
+  int32_t layer_norm;           // norms are LayerNorm
+  int32_t qk_norm_whole;        // norms of q and k are over all heads
+  int32_t qk_norm_rotated;      // norms of q and k come after the rotation, in layers that have one
+  int32_t post_residual_norms;  // output norms come after the sum with the residual stream
+  int32_t parallel;             // attention and MLP read the same residual stream
+  int32_t gated;                // MLPs have a gate
+  int32_t bidirectional;        // tokens attend to those after them too, or to those half a window away
   float norm_eps, score_scale, attention_softcap, logit_softcap;  // softcap 0: none
   float embedding_scale, residual_scale, logit_scale;
+  float qkv_clip;                               // limit of q, k and v; 0: none
+  float temperature_floor, temperature_factor;  // of queries without rotation (models/config.py); factor 0: none
   Routing routing;
   float *router_input, *router_logits;  // router_input: null if the activation type is float
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 12
+VERSION = 13
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -48,7 +48,7 @@ def is_of_integers(format_: int) -> bool:
 
 
 SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
-ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4, "xielu": 5}
 CONCATENATED, INTERLEAVED = 0, 1
 
 Fields = list[tuple[str, Any]]
@@ -91,6 +91,12 @@ class PackedMatrix(ctypes.Structure):
     ]
 
 
+class Norm(ctypes.Structure):
+    """A norm of rows; without a weight there is none."""
+
+    _fields_: ClassVar[Fields] = [("weight", c_void_p), ("bias", c_void_p)]
+
+
 class Routing(ctypes.Structure):
     """How tokens choose among experts; count 0: there are none."""
 
@@ -127,19 +133,13 @@ class Layer(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *[
-            (name, c_void_p)
-            for name in (
-                "input_norm",
-                "post_norm",
-                "q_norm",
-                "k_norm",
-                "attention_output_norm",
-                "mlp_output_norm",
-                "rope",
-            )
+            (name, Norm)
+            for name in ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
         ],
+        *[(name, c_void_p) for name in ("rope", "sinks", "slopes", "kv")],
         *[(name, PackedMatrix) for name in ("qkv", "output", "gate_up", "down")],
-        ("window", c_int32),
+        *[(name, c_int32) for name in ("heads", "kv_heads", "head_norm_stride", "window", "chunk")],
+        *[(name, c_float) for name in ("xielu_positive", "xielu_negative")],
         *[(name, PackedMatrix) for name in ("query_up", "key_up", "value_up")],
         *[(name, c_void_p) for name in ("query_norm", "latent_norm")],
         ("experts", c_void_p),
@@ -151,7 +151,7 @@ class Latent(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("by_head", "absorbed", "queries")],
-        *[(name, c_int32) for name in ("rank", "nope", "rope", "value", "query_rank")],
+        *[(name, c_int32) for name in ("heads", "rank", "nope", "rope", "value", "query_rank")],
         ("norm_eps", c_float),
     ]
 
@@ -161,13 +161,15 @@ class DecoderArgs(ctypes.Structure):
 
     _fields_: ClassVar[Fields] = [
         ("layers", POINTER(Layer)),
-        ("final_norm", c_void_p),
+        ("embedding_norm", Norm),
+        ("final_norm", Norm),
+        ("token_type", c_void_p),
         ("embedding", StoredMatrix),
+        ("positions", StoredMatrix),
         ("lm_head", PackedMatrix),
         *[
             (name, c_void_p)
             for name in (
-                "kv",
                 "hidden_state",
                 "qkv",
                 "projected",
@@ -180,21 +182,25 @@ class DecoderArgs(ctypes.Structure):
                 "partials",
             )
         ],
-        *[(name, c_int64) for name in ("num_blocks", "scratch_floats", "partial_floats")],
+        *[(name, c_int64) for name in ("scratch_floats", "partial_floats")],
         *[
             (name, c_int32)
             for name in (
                 "format",
                 "num_layers",
                 "hidden",
-                "heads",
-                "kv_heads",
                 "head_dim",
                 "rotary_dim",
-                "intermediate",
                 "vocab",
                 "block_size",
                 "activation",
+                "layer_norm",
+                "qk_norm_whole",
+                "qk_norm_rotated",
+                "post_residual_norms",
+                "parallel",
+                "gated",
+                "bidirectional",
             )
         ],
         *[
@@ -207,6 +213,9 @@ class DecoderArgs(ctypes.Structure):
                 "embedding_scale",
                 "residual_scale",
                 "logit_scale",
+                "qkv_clip",
+                "temperature_floor",
+                "temperature_factor",
             )
         ],
         ("routing", Routing),

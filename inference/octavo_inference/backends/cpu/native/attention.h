@@ -41,7 +41,7 @@ inline int sum_floats(int dim) { return dim + W; }
 // The items of a step, and the partial sums of the layer that is being computed.
 class AttentionPlan {
  public:
-  AttentionPlan(const Model& m, const Batch& b, int team_size);
+  AttentionPlan(const Model& m, const Layer& layer, const Batch& b, int team_size);
 
   // A piece is a run of items. A thread prefetches across the items of its run.
   i64 pieces() const { return i64(piece_ends_.size()); }
@@ -63,6 +63,7 @@ class AttentionPlan {
  private:
   void add_sequence(const Model& m, const Batch& b, int seq, int heads);
 
+  const int kv_heads_, group_;  // heads of queries in a group
   float* const partials_;
   const i64 partial_floats_;
   i64 partials_size_ = 0;
@@ -90,14 +91,13 @@ static std::vector<i64> cut_pieces(const std::vector<Item>& items, int team_size
   return ends;
 }
 
-inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_size)
-    : partials_(m.partials), partial_floats_(sum_floats(m.head_dim) + TILE) {
-  if (m.latent.rank) return;  // latent_attention.h
-  const int group = m.heads / m.kv_heads;
+inline AttentionPlan::AttentionPlan(const Model& m, const Layer& layer, const Batch& b, int team_size)
+    : kv_heads_(layer.kv_heads), group_(layer.heads / layer.kv_heads), partials_(m.partials),
+      partial_floats_(sum_floats(m.head_dim) + TILE) {
   // All KV heads together read whole tiles, front to back. With little to share out, each head is an item of its own.
   i64 segments = 0;
   for (int seq = 0; seq < b.num_seqs; seq++) segments += (b.seq_len[seq] + SEGMENT - 1) / SEGMENT;
-  const int heads = segments < 4 * team_size ? 1 : std::clamp(ITEM_ROWS / group, 1, m.kv_heads);
+  const int heads = segments < 4 * team_size ? 1 : std::clamp(ITEM_ROWS / group_, 1, kv_heads_);
   for (int seq = 0; seq < b.num_seqs; seq++) add_sequence(m, b, seq, heads);
   finished_ = std::vector<std::atomic<int32_t>>(splits_.size());
   std::stable_sort(items_.begin(), items_.end(), [](auto& a, auto& c) { return work(a) > work(c); });
@@ -105,23 +105,23 @@ inline AttentionPlan::AttentionPlan(const Model& m, const Batch& b, int team_siz
 }
 
 inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq, int heads) {
-  const int group = m.heads / m.kv_heads, length = b.seq_len[seq];
-  const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group;
+  const int length = b.seq_len[seq];
+  const int queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * group_;
   const int tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, segments = (length + SEGMENT - 1) / SEGMENT;
   // Where partial sums do not fit, an item merges all segments of its head itself, to the same bits.
-  const i64 partials = segments > 1 ? i64(segments) * m.kv_heads * rows * partial_floats_ : 0;
+  const i64 partials = segments > 1 ? i64(segments) * kv_heads_ * rows * partial_floats_ : 0;
   if (tiles > 1 || partials_size_ + partials > m.partial_floats) {
     for (int tile = 0; tile < tiles; tile++) {
       const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
-      const int keys = length - queries + (last - 1) / group + 1;
-      for (int head = 0; head < m.kv_heads; head++)
+      const int keys = m.bidirectional ? length : length - queries + (last - 1) / group_ + 1;
+      for (int head = 0; head < kv_heads_; head++)
         items_.push_back({seq, head, 1, first, last - first, 0, keys, -1, 0});
     }
     return;
   }
   heads = std::min(heads, std::max(1, ITEM_ROWS / rows));
-  for (int head = 0; head < m.kv_heads; head += heads) {
-    const int count = std::min(heads, m.kv_heads - head), split = segments > 1 ? int(splits_.size()) : -1;
+  for (int head = 0; head < kv_heads_; head += heads) {
+    const int count = std::min(heads, kv_heads_ - head), split = segments > 1 ? int(splits_.size()) : -1;
     for (int segment = 0; segment < segments; segment++) {
       const int first = segment * SEGMENT, last = std::min(first + SEGMENT, length);
       items_.push_back({seq, head, count, 0, rows, first, last, split, segment});
@@ -137,8 +137,8 @@ template <class P>
 struct AttentionLayer {
   const Model& m;
   const Batch& b;
-  const KvLayer<P>& kv;
-  int window;
+  const Layer& own;
+  const KvLayer<P> kv;
   const float* qkv;
   i64 qkv_stride;
   typename P::Act* attended;
@@ -343,6 +343,33 @@ static OCTAVO_INLINE void clear(float* values, int count) {
   for (int i = 0; i < count; i += W) store(values + i, Vec{});
 }
 
+struct KeyRange {
+  int first, end;
+};
+
+// The keys that a token attends to in a sequence of `length` tokens, in chunks or in both directions.
+static __attribute__((noinline)) KeyRange visible(const Model& m, const Layer& layer, int position, int length) {
+  if (m.bidirectional) {
+    const int reach = layer.window ? layer.window / 2 : length;
+    return {std::max(0, position - reach), std::min(length, position + reach + 1)};
+  }
+  const int first = layer.window ? std::max(0, position + 1 - layer.window) : 0;
+  return {layer.chunk ? std::max(first, position / layer.chunk * layer.chunk) : first, position + 1};
+}
+
+// The part of a head's sink in the sum of its weights, where `highest` is the maximum of its scores.
+static __attribute__((noinline)) float sink_weight(float sink, float highest) {
+  return std::exp2(sink * LOG2_E - highest);
+}
+
+// ALiBi: the scores of a chunk fall by `slope` for each token of distance. `first`: from the query to the first key.
+static __attribute__((noinline)) void add_slope(float* scores, float slope, int first) {
+  for (int c = 0; c < CHUNK; c += W) {
+    const Vec distance = __builtin_convertvector(lane_numbers() + (first + c), Vec);
+    store(scores + c, fma(splat(-slope), max(distance, -distance), load(scores + c)));
+  }
+}
+
 // Computes an item. `next` is the thread's next item, or the same.
 template <class P, int R>
 static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const AttentionItem& item,
@@ -350,7 +377,12 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   using Act = typename P::Act;
   const Model& m = layer.m;
   const Batch& b = layer.b;
-  const int dim = m.head_dim, width = sum_floats(dim), group = m.heads / m.kv_heads, rows = item.heads * R;
+  const Layer& own = layer.own;
+  // Stores of vectors may be stores to anything, so these are read once.
+  const bool special = m.bidirectional || own.chunk;
+  const float *const slopes = own.slopes, *const sinks = own.sinks;
+  const int window = own.window, all_heads = own.heads, group = all_heads / own.kv_heads;
+  const int dim = m.head_dim, width = sum_floats(dim), rows = item.heads * R;
   float* sums = scratch;
   float* merged = sums + ITEM_ROWS * width;
   float* scores = merged + MAX_ROWS * width;
@@ -365,7 +397,11 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   for (int r = 0; r < R; r++) {
     const int query = (item.first_row + r) / group;
     limit[r] = context_before + query + 1;
-    first[r] = layer.window ? std::max(0, limit[r] - layer.window) : 0;
+    first[r] = window ? std::max(0, limit[r] - window) : 0;
+    if (special) [[unlikely]] {
+      const KeyRange keys = visible(m, own, context_before + query, b.seq_len[item.seq]);
+      first[r] = keys.first, limit[r] = keys.end;
+    }
     token[r] = b.query_start[item.seq] + query;
     head[r] = item.first_head * group + (item.first_row + r) % group;
     for (int h = 0; h < item.heads; h++) {
@@ -384,9 +420,9 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   float merged_top[R] = {};
   bool merging = false;  // only items of one head have several segments
   // Rows are in token order, so first[r] and limit[r] never decrease with r.
-  const int begin = std::max(item.first_key, first[0] / CHUNK * CHUNK);
+  const int begin = std::max(item.first_key, first[0] / CHUNK * CHUNK), end = std::min(item.keys, limit[R - 1]);
   ChunkTiles<P> coming = chunk_tiles(layer, item, std::min(begin, item.keys - 1));
-  for (int start = begin; start < item.keys; start += CHUNK) {
+  for (int start = begin; start < end; start += CHUNK) {
     if (start % SEGMENT == 0 && start > begin) {
       if (!merging) {
         clear(merged, R * width);
@@ -397,8 +433,7 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
       restart();
     }
     const ChunkTiles<P> tiles = coming;
-    coming = start + CHUNK < item.keys ? chunk_tiles(layer, item, start + CHUNK)
-                                       : chunk_tiles(layer, next, next.first_key);
+    coming = start + CHUNK < end ? chunk_tiles(layer, item, start + CHUNK) : chunk_tiles(layer, next, next.first_key);
     const bool whole = start >= first[R - 1] && start + CHUNK <= limit[0];
     for (int h = 0; h < item.heads; h++) {
       const ChunkTiles<P> k = tiles.head(h, dim), ahead = h + 1 < item.heads ? tiles.head(h + 1, dim) : coming;
@@ -411,6 +446,11 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
       }
       if (cap > 0)
         for (int i = 0; i < R * CHUNK; i += W) store(scores + i, softcap(load(scores + i), cap));
+      if (slopes) [[unlikely]]
+        for (int r = 0; r < R; r++) {
+          const int position = context_before + (item.first_row + r) / group;
+          add_slope(scores + r * CHUNK, slopes[head[r] + h * group] * LOG2_E, start - position);
+        }
       float rescale[R];
       for (int r = 0; r < R; r++) {
         const float* row = scores + r * CHUNK;
@@ -428,15 +468,18 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
     }
   }
 
-  const auto finish = [&](int row, const float* from) {
-    const float inverse = 1.0f / sum(load(from + dim));
-    Act* out = layer.attended + (token[row % R] * m.heads + head[row % R] + row / R * group) * dim;
+  const auto finish = [&](int row, const float* from, float highest) {
+    const i64 query_head = head[row % R] + row / R * group;
+    float total = sum(load(from + dim));
+    if (sinks) [[unlikely]] total += sink_weight(sinks[query_head], highest);
+    const float inverse = 1.0f / total;
+    Act* out = layer.attended + (token[row % R] * all_heads + query_head) * dim;
     for (int i = 0; i < dim; i += W) store(out + i, load(from + i) * inverse);
   };
   if (item.split < 0) {
     for (int row = 0; row < rows; row++) {
       if (merging) merge(merged + row * width, merged_top[row], sums + row * width, top[row], dim);
-      finish(row, (merging ? merged : sums) + row * width);
+      finish(row, (merging ? merged : sums) + row * width, merging ? merged_top[row] : top[row]);
     }
     return;
   }
@@ -453,15 +496,15 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
       const float* partial = plan.partial(item, segment, row);
       merge(sums, highest, partial, partial[width], dim);
     }
-    finish(row, sums);
+    finish(row, sums, highest);
   }
 }
 
 // Called by every thread of the team.
 template <class P>
-static void attention(const Model& m, const Batch& b, const KvLayer<P>& kv, int window, AttentionPlan& plan,
-                      const float* qkv, i64 qkv_stride, typename P::Act* attended, float* scratch, Worker& worker) {
-  const AttentionLayer<P> layer{m, b, kv, window, qkv, qkv_stride, attended};
+static void attention(const Model& m, const Batch& b, const Layer& own, AttentionPlan& plan, const float* qkv,
+                      i64 qkv_stride, typename P::Act* attended, float* scratch, Worker& worker) {
+  const AttentionLayer<P> layer{m, b, own, kv_layer<P>(m, own), qkv, qkv_stride, attended};
   worker.deal(plan.pieces(), [&](i64 piece) {
     const AttentionItem* end = plan.end(piece);
     for (const AttentionItem* item = plan.begin(piece); item < end; item++)

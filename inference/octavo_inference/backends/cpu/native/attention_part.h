@@ -6,18 +6,24 @@
 
 namespace octavo {
 
+// Queries of the step's tokens; their keys and values are in the pool then.
 template <class P>
-static void attention_part(Step<P>& step, const Layer& layer, const KvLayer<P>& kv, AttentionPlan& plan) {
+static void project_part(Step<P>& step, const Layer& layer) {
   const Model& m = step.m;
   const Batch& b = step.b;
-  const i64 tokens = b.num_tokens, qkv_stride = layer.qkv.rows;
-  auto* attended = static_cast<typename P::Act*>(m.attended);
-
-  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, qkv_stride, layer.qkv.bias});
+  const i64 tokens = b.num_tokens, stride = layer.qkv.rows;
+  const KvLayer<P> kv = kv_layer<P>(m, layer);
+  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, layer.qkv.bias});
   step.watch.lap(step.profile.linears);
-  step.rows(tokens, [&](i64 t) { rope_and_store(m, layer, kv, m.qkv + t * qkv_stride, b.positions[t], b.slots[t]); });
+  step.rows(tokens, [&](i64 t) { rope_and_store(m, layer, kv, m.qkv + t * stride, b.positions[t], b.slots[t]); });
   step.watch.lap(step.profile.elementwise);
-  attention(m, b, kv, layer.window, plan, m.qkv, qkv_stride, attended, step.scratch(), step.worker);
+}
+
+// Reads no hidden state, so in parallel layers the feed-forward part comes before it.
+template <class P>
+static void attention_part(Step<P>& step, const Layer& layer, AttentionPlan& plan) {
+  auto* attended = static_cast<typename P::Act*>(step.m.attended);
+  attention<P>(step.m, step.b, layer, plan, step.m.qkv, layer.qkv.rows, attended, step.scratch(), step.worker);
   step.watch.lap(step.profile.attention);
   step.add_linear(layer.output, attended, layer.attention_output_norm);
 }

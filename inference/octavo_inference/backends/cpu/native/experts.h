@@ -148,10 +148,13 @@ class ExpertsPart {
   void norm() {
     const i64 width = m_.hidden;
     step_.rows(tokens_, [&](i64 t) {
-      rms_norm(step_.state(t), layer_.post_norm, router_input() + t * width, width, m_.norm_eps);
+      if (layer_.post_norm.weight)
+        normalize(m_, layer_.post_norm, step_.state(t), router_input() + t * width, width);
+      else
+        copy_row(step_.state(t), router_input() + t * width, width);
       Act* row = inputs(t);
       if constexpr (!std::is_same_v<Act, float>)
-        for (i64 i = 0; i < width; i += W) store(row + i, load(router_input() + t * width + i));
+        copy_row(router_input() + t * width, row, width);
       if (ROUNDS_ACTIVATIONS && experts_.integers) quantize_row(row, width, rounded(t));
     });
   }
@@ -217,7 +220,9 @@ class ExpertsPart {
     if (m_.routing.clamp > 0 && !is_shared(run))
       multiply(ClampedGate<Act>{activated(run, run.first), stride, matrix.bias, m_.routing.clamp});
     else
-      multiply(Gated<Act>{activated(run, run.first), stride, matrix.bias, m_.activation == ACTIVATION_GELU_TANH});
+      with_activation(m_, layer_, [&]<class F>(F function) {
+        multiply(Gated<Act, F>{activated(run, run.first), stride, matrix.bias, function});
+      });
   }
 
   void round(i64 row) {
@@ -242,7 +247,8 @@ class ExpertsPart {
     const float* logits = m_.router_logits + token * experts_.router.rows;
     const float shared_weight = experts_.shared_gate ? 1.0f / (1.0f + std::exp(-logits[m_.routing.count])) : 1.0f;
     float* const state = step_.state(token);
-    float* const sums = layer_.mlp_output_norm ? m_.projected + token * step_.hidden_stride() : state;
+    const Norm& norm = layer_.mlp_output_norm;
+    float* const sums = norm.weight && !m_.post_residual_norms ? m_.projected + token * step_.hidden_stride() : state;
     for (i64 i = 0; i < m_.hidden; i += W) {
       Vec sum = {};
       for (int c = 0; c < plan_.chosen(); c++) {
@@ -252,8 +258,10 @@ class ExpertsPart {
       if (shared) sum = fma(splat(shared_weight), load(shared + i), sum);
       store(sums + i, sums == state ? fma(splat(m_.residual_scale), sum, load(state + i)) : sum);
     }
-    if (layer_.mlp_output_norm)
-      add_normed(sums, layer_.mlp_output_norm, state, m_.hidden, m_.norm_eps, m_.residual_scale);
+    if (sums != state)
+      add_normed(m_, norm, sums, state);
+    else if (norm.weight)
+      normalize(m_, norm, state, state, m_.hidden);
   }
 
   bool is_shared(const ExpertRun& run) const { return run.expert == m_.routing.count; }

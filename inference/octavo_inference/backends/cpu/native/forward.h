@@ -2,6 +2,8 @@
 // is split into pieces that any thread may run.
 #pragma once
 
+#include <map>
+
 #include "attention_part.h"
 #include "experts.h"
 #include "latent_part.h"
@@ -25,23 +27,23 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), plan_(m, b, team_size), latent_plan_(m, b, team_size),
-        expert_plan_(m, b), pooled_(pooled_tokens(p)),
-        best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {}
+        layers_(m.layers, m.layers + m.num_layers), latent_plan_(m, b, team_size), expert_plan_(m, b),
+        pooled_(pooled_tokens(p)),
+        best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {
+    for (const Layer& layer : layers_)
+      if (layer.qkv.rows && !m.latent.rank) plans_.try_emplace({layer.heads, layer.kv_heads}, m, layer, b, team_size);
+  }
 
   void run(Worker& worker) override {
     Step<P> step(m_, b_, worker, profile_);
     if (task_ == Task::LOGITS || task_ == Task::SAMPLE) {
-      step.rows(b_.num_tokens, [&](i64 t) {
-        dequantize_row(m_.embedding, b_.tokens[t], step.state(t));
-        if (m_.embedding_scale != 1) scale_row(step.state(t), m_.embedding_scale, m_.hidden);
-      });
-      for (size_t i = 0; i < layers_.size(); i++) layer(step, i);
+      step.rows(b_.num_tokens, [&](i64 t) { embed(step, t); });
+      for (const Layer& each : layers_) layer(step, each);
     }
 
     if (!pooled_.empty()) pool(step);
     const Rows<Act> sampled{s_.count, nullptr, m_.final_norm, s_.row};
-    const StoreLogits logits{m_.logits, m_.lm_head.rows, m_.logit_scale, m_.logit_softcap};
+    const StoreLogits logits{m_.logits, m_.lm_head.rows, m_.lm_head.bias, m_.logit_scale, m_.logit_softcap};
     if (!best_.empty()) {
       step.linear(m_.lm_head, sampled, KeepBest{logits, s_.adjust, m_.vocab, best_.data() + worker.rank() * s_.count});
       step.rows(s_.count, [&](i64 r) {
@@ -56,16 +58,34 @@ class Forward final : public Job {
   }
 
  private:
-  // A mixer, then a feed-forward part.
-  void layer(Step<P>& step, size_t index) {
-    const Layer& layer = layers_[index];
-    if (m_.latent.rank)
-      latent_part(step, layer, latent_layer<P>(m_, i64(index)), latent_plan_);
-    else
-      attention_part(step, layer, kv_layer<P>(m_, i64(index)), plan_);
+  void embed(Step<P>& step, i64 t) {
+    float* x = step.state(t);
+    dequantize_row(m_.embedding, b_.tokens[t], x);
+    if (m_.embedding_scale != 1) scale_row(x, m_.embedding_scale, m_.hidden);
+    if (m_.positions.data) {
+      dequantize_row(m_.positions, b_.positions[t], step.scratch());
+      add_row(step.scratch(), x, m_.hidden);
+    }
+    if (m_.token_type) add_row(m_.token_type, x, m_.hidden);
+    if (m_.embedding_norm.weight) normalize(m_, m_.embedding_norm, x, x, m_.hidden);
+  }
+
+  // A mixer, then a feed-forward part. In parallel layers both read the same hidden states.
+  void layer(Step<P>& step, const Layer& layer) {
+    if (m_.latent.rank) {
+      latent_part(step, layer, latent_plan_);
+      return feed_forward(step, layer);
+    }
+    if (layer.qkv.rows) project_part(step, layer);
+    if (m_.parallel) feed_forward(step, layer);
+    if (layer.qkv.rows) attention_part(step, layer, plans_.at({layer.heads, layer.kv_heads}));
+    if (!m_.parallel) feed_forward(step, layer);
+  }
+
+  void feed_forward(Step<P>& step, const Layer& layer) {
     if (layer.experts)
-      ExpertsPart<P>(step, layer, index, expert_plan_).run();
-    else
+      ExpertsPart<P>(step, layer, size_t(&layer - layers_.data()), expert_plan_).run();
+    else if (layer.gate_up.rows)
       mlp_part(step, layer);
   }
 
@@ -87,15 +107,15 @@ class Forward final : public Job {
 
   // Normalizes the hidden states of pooled tokens in place, because no later part reads them.
   void pool(Step<P>& step) {
-    step.rows(i64(pooled_.size()), [&](i64 i) {
-      float* x = step.state(pooled_[size_t(i)]);
-      rms_norm(x, m_.final_norm, x, m_.hidden, m_.norm_eps);
-    });
+    if (m_.final_norm.weight)
+      step.rows(i64(pooled_.size()), [&](i64 i) {
+        float* x = step.state(pooled_[size_t(i)]);
+        normalize(m_, m_.final_norm, x, x, m_.hidden);
+      });
     step.worker.share(p_.count, [&](i64 i) {
       float* sum = p_.sums + i64(p_.row[i]) * m_.hidden;
       if (p_.fresh[i]) std::fill(sum, sum + m_.hidden, 0.0f);
-      for (i64 t = p_.first[i]; t < p_.end[i]; t++)
-        for (i64 c = 0; c < m_.hidden; c += W) store(sum + c, load(sum + c) + load(step.state(t) + c));
+      for (i64 t = p_.first[i]; t < p_.end[i]; t++) add_row(step.state(t), sum, m_.hidden);
     });
     step.watch.lap(profile_.elementwise);
   }
@@ -108,7 +128,7 @@ class Forward final : public Job {
   const Task task_;
   Profile& profile_;
   const std::vector<Layer> layers_;
-  AttentionPlan plan_;
+  std::map<std::pair<int32_t, int32_t>, AttentionPlan> plans_;  // by the numbers of heads and KV heads
   LatentPlan latent_plan_;
   ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "abi.h"
+#include "activations.h"
 #include "best.h"
 #include "kernel.h"
 #include "tile_kernel.h"
@@ -35,14 +36,16 @@ struct StoreFloats {
 struct StoreLogits {
   float* out;
   i64 stride;
+  const float* bias;
   float scale, cap;
   OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(float)); }
-  OCTAVO_INLINE Vec finish(Vec v) const {
+  OCTAVO_INLINE Vec finish(Vec v, i64 col) const {
+    if (bias) v += load(bias + col);
     if (scale != 1) v *= scale;
     return cap > 0 ? softcap(v, cap) : v;
   }
   OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
-    for (int c = 0; c < PANEL_VECS; c++) store(out + row * stride + col + c * W, finish(load(sums + c * W)));
+    for (i64 end = col + PANEL; col < end; col += W, sums += W) store(out + row * stride + col, finish(load(sums), col));
   }
 };
 
@@ -59,7 +62,7 @@ struct KeepBest {
     const uint32_t bits = mask ? mask[col / 32] >> (col % 32) : ~0u;
     for (int c = 0; c < PANEL_VECS; c++) {
       const IVec ids = lane_numbers() + int32_t(col + c * W);
-      Vec v = logits.finish(load(sums + c * W));
+      Vec v = logits.finish(load(sums + c * W), col + c * W);
       if (bits != ~0u) v = ban_lanes(v, bits >> (c * W));
       best[row].add(col + PANEL <= vocab ? v : ids < int32_t(vocab) ? v : splat(-INFINITY), ids);
     }
@@ -84,12 +87,12 @@ struct AddToResidual {
 };
 
 // Each panel holds PANEL/2 rows of gate, then the same rows of up. The bias has the same order.
-template <class Act>
+template <class Act, class Activation>
 struct Gated {
   Act* out;
   i64 stride;
   const float* bias;
-  bool gelu;
+  Activation activation;
   OCTAVO_INLINE void expect(i64 row, i64 col) const {
     expect_lines(out + row * stride + col / 2, PANEL / 2 * sizeof(Act));
   }
@@ -98,7 +101,24 @@ struct Gated {
     for (int c = 0; c < HALF; c++) {
       Vec gate = load(sums + c * W), up = load(sums + (c + HALF) * W);
       if (bias) gate += load(bias + col + c * W), up += load(bias + col + (c + HALF) * W);
-      store(out + row * stride + col / 2 + c * W, (gelu ? gelu_tanh(gate) : silu(gate)) * up);
+      store(out + row * stride + col / 2 + c * W, activation(gate) * up);
+    }
+  }
+};
+
+// An MLP without a gate. The matrix may have rows of padding, which `out` does not.
+template <class Act, class Activation>
+struct Activated {
+  Act* out;
+  i64 stride;
+  const float* bias;
+  Activation activation;
+  OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(Act)); }
+  OCTAVO_INLINE void operator()(i64 row, i64 col, const float* sums) const {
+    for (i64 end = std::min(col + PANEL, stride); col < end; col += W, sums += W) {
+      Vec v = load(sums);
+      if (bias) v += load(bias + col);
+      store(out + row * stride + col, activation(v));
     }
   }
 };

@@ -25,10 +25,8 @@ struct LatentLayer {
 inline int latent_dim(const Latent& l) { return l.rank + l.rope; }
 
 template <class P>
-static LatentLayer<P> latent_layer(const Model& m, i64 layer) {
-  LatentLayer<P> pool{static_cast<typename P::Elem*>(m.kv), m.block_size, latent_dim(m.latent)};
-  pool.base += layer * m.num_blocks * m.block_size * pool.dim;
-  return pool;
+static LatentLayer<P> latent_layer(const Model& m, const Layer& layer) {
+  return {static_cast<typename P::Elem*>(layer.kv), m.block_size, latent_dim(m.latent)};
 }
 
 // Normalizes one token's latent and rotates its shared key, both in `compressed`, and stores them in the pool. Rotates
@@ -51,11 +49,11 @@ static void prepare_latent(const Model& m, const Layer& layer, const LatentLayer
     for (int j = 0; j < G; j++) put(column + i * TILE + j, compressed[i + j]);
 
   const float scale = m.score_scale * LOG2_E;
-  for (i64 head = 0; head < m.heads; head++) {
+  for (i64 head = 0; head < m.latent.heads; head++) {
     float* query = queries + head * (l.nope + l.rope);
     turn(query + l.nope);
     Act* plain = static_cast<Act*>(l.by_head) + (head * tokens + token) * l.nope;
-    Act* rotated = static_cast<Act*>(l.absorbed) + (token * m.heads + head) * pool.dim + l.rank;
+    Act* rotated = static_cast<Act*>(l.absorbed) + (token * m.latent.heads + head) * pool.dim + l.rank;
     for (i64 i = 0; i < l.nope; i += W) store(plain + i, load(query + i));
     for (i64 i = 0; i < l.rope; i += W) store(rotated + i, load(query + l.nope + i) * scale);
   }

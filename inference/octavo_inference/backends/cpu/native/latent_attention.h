@@ -48,13 +48,13 @@ class LatentPlan {
 
  private:
   void add_sequence(const Model& m, const Batch& b, int seq) {
-    const int length = b.seq_len[seq], queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * m.heads;
+    const int length = b.seq_len[seq], queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * m.latent.heads;
     const int tiles = (rows + LATENT_ROWS - 1) / LATENT_ROWS, segments = (length + SEGMENT - 1) / SEGMENT;
     const i64 partials = i64(segments) * rows * partial_floats_;
     const bool split = queries == 1 && segments > 1 && partials_size_ + partials <= m.partial_floats;
     for (int tile = 0; tile < tiles; tile++) {
       const int first = int(i64(rows) * tile / tiles), last = int(i64(rows) * (tile + 1) / tiles);
-      const int keys = length - queries + (last - 1) / m.heads + 1;
+      const int keys = length - queries + (last - 1) / m.latent.heads + 1;
       if (!split) {
         items_.push_back({seq, first, last - first, 0, keys, -1, 0});
         continue;
@@ -202,8 +202,8 @@ static void attend_latents(const LatentAttention<P>& layer, LatentPlan& plan, co
   const i64 first_token = b.query_start[item.seq];
   const int context_before = b.seq_len[item.seq] - (b.query_start[item.seq + 1] - b.query_start[item.seq]);
   int limit[LATENT_ROWS];
-  for (int r = 0; r < rows; r++) limit[r] = context_before + (item.first_row + r) / m.heads + 1;
-  const Act* queries = layer.queries + (first_token * m.heads + item.first_row) * dim;
+  for (int r = 0; r < rows; r++) limit[r] = context_before + (item.first_row + r) / m.latent.heads + 1;
+  const Act* queries = layer.queries + (first_token * m.latent.heads + item.first_row) * dim;
   const auto restart = [&] {
     clear(sums, rows * width);
     std::fill(top, top + rows, MASKED);
@@ -239,7 +239,7 @@ static void attend_latents(const LatentAttention<P>& layer, LatentPlan& plan, co
 
   const auto finish = [&](int row, const float* from) {
     const float inverse = 1.0f / sum(load(from + rank));
-    const i64 token = first_token + (item.first_row + row) / m.heads, head = (item.first_row + row) % m.heads;
+    const i64 token = first_token + (item.first_row + row) / m.latent.heads, head = (item.first_row + row) % m.latent.heads;
     Act* out = layer.out + (head * b.num_tokens + token) * rank;
     for (int i = 0; i < rank; i += W) store(out + i, load(from + i) * inverse);
   };

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.packed_formats import expansion_format
+from octavo_inference.backends.cpu.native.packing import Packer
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.weights import LatentWeights, Matrix, Tensor, dequantize
 
-if TYPE_CHECKING:
-    from octavo_inference.backends.cpu.native.packing import Packer
-
 
 def pack_latent(
-    packer: Packer, config: ModelConfig, latent: LatentAttention, weights: LatentWeights, number: int
-) -> dict[str, Any]:
-    """The fields of `abi.Layer` that a layer with latent attention has instead of `qkv`, which is among them."""
+    packer: Packer,
+    config: ModelConfig,
+    latent: LatentAttention,
+    weights: LatentWeights,
+    number: int,
+    layer: abi.Layer,
+) -> None:
+    """Set the fields of layer `number` that latent attention has, `qkv` among them, but not its output."""
 
     def linear(**matrices: Matrix | None) -> abi.PackedMatrix:
         given = {name: matrix for name, matrix in matrices.items() if matrix is not None}
@@ -37,12 +39,11 @@ def pack_latent(
             (Tensor("f32", shape, np.ascontiguousarray(turned).reshape(shape)),)
         )
 
-    direct = weights.q_up is None
-    return {
-        "qkv": linear(q=weights.q if direct else None, q_down=weights.q_down, kv_down=weights.kv_down),
-        "query_up": abi.PackedMatrix() if direct else linear(q_up=weights.q_up),
-        "key_up": expansion("k_up", weights.k_up, (config.heads * latent.kv_rank, latent.nope_dim)),
-        "value_up": expansion("v_up", weights.v_up, (config.heads * latent.value_dim, latent.kv_rank)),
-        "query_norm": packer.vector(weights.q_norm),
-        "latent_norm": packer.vector(weights.kv_norm),
-    }
+    if weights.q_up is None:
+        layer.qkv = linear(q=weights.q, kv_down=weights.kv_down)
+    else:
+        layer.qkv = linear(q_down=weights.q_down, kv_down=weights.kv_down)
+        layer.query_up = linear(q_up=weights.q_up)
+    layer.key_up = expansion("k_up", weights.k_up, (config.heads * latent.kv_rank, latent.nope_dim))
+    layer.value_up = expansion("v_up", weights.v_up, (config.heads * latent.value_dim, latent.kv_rank))
+    layer.query_norm, layer.latent_norm = packer.vector(weights.q_norm), packer.vector(weights.kv_norm)

@@ -211,13 +211,18 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     for layer in weights.layers:
         if layer.latent is not None:
             yield from ((matrices, abi.CONCATENATED) for matrices in _latent_linears(layer.latent))
-        else:
-            yield (required(layer.q), required(layer.k), required(layer.v)), abi.CONCATENATED
-        yield (required(layer.o),), abi.CONCATENATED
+        elif layer.q is not None:
+            yield (layer.q, required(layer.k), required(layer.v)), abi.CONCATENATED
+        if layer.o is not None:
+            yield (layer.o,), abi.CONCATENATED
         if layer.experts is not None:
             yield from _expert_linears(layer.experts)
-        else:
-            yield (required(layer.gate), required(layer.up)), abi.INTERLEAVED
+        elif layer.up is not None:
+            gated = layer.gate is not None
+            yield (
+                ((required(layer.gate), layer.up) if gated else (layer.up,)),
+                abi.INTERLEAVED if gated else abi.CONCATENATED,
+            )
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
 

@@ -1,12 +1,11 @@
-"""Packs canonical weights into the kernels' layout, in C, in parallel."""
+"""Packs matrices into the kernels' layout, in C, in parallel."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -14,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.native import abi
-from octavo_inference.backends.cpu.native.latent_packing import pack_latent
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import (
     PackedPart,
@@ -23,7 +21,6 @@ from octavo_inference.backends.cpu.native.packed_formats import (
     levels_of,
     of_integers,
     packed_parts,
-    router_format,
     unpacked_bytes,
 )
 from octavo_inference.backends.cpu.native.pieces import (
@@ -34,13 +31,11 @@ from octavo_inference.backends.cpu.native.pieces import (
     read_piece,
 )
 from octavo_inference.common.memory_advice import Arena
-from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import ExpertWeights, Matrix, Tensor, Weights, dequantize, exact_half, required
+from octavo_inference.models.weights import Matrix, Tensor, dequantize, exact_half
 
 _PIECE_VALUES = 2 << 20  # of a matrix that is read in pieces
 _READERS = min(4, os.cpu_count() or 1)
 _LINE = 64  # bytes
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -55,7 +50,10 @@ class Packed:
     layers: list[abi.Layer] = field(default_factory=list)
     embedding: abi.StoredMatrix = field(default_factory=abi.StoredMatrix)
     lm_head: abi.PackedMatrix = field(default_factory=abi.PackedMatrix)
-    final_norm: int | None = None
+    positions: abi.StoredMatrix = field(default_factory=abi.StoredMatrix)
+    final_norm: abi.Norm = field(default_factory=abi.Norm)
+    embedding_norm: abi.Norm = field(default_factory=abi.Norm)
+    token_type: int | None = None
     keep: list[object] = field(default_factory=list)
     arena: Arena = field(default_factory=Arena)
     size: int = 0
@@ -197,6 +195,18 @@ class Packer:
         """Address of a float32 vector, None without one."""
         return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
+    def norm(self, weight: Tensor | None, bias: Tensor | None, width: int) -> abi.Norm:
+        """A norm that exists, over `width` elements; one without a weight has ones."""
+        ones = np.ones(width, np.float32) if weight is None else None
+        return abi.Norm(self.vector(weight) if ones is None else self.own(ones), self.vector(bias))
+
+    def stored(self, tensor: Tensor) -> abi.StoredMatrix:
+        """A matrix whose rows are read one by one: in place, unless it is f16."""
+        exact = exact_half(tensor)
+        self.into.keep.append(exact)
+        self.into.embedding_bytes += exact.data.nbytes
+        return source(exact)
+
     def array(self, matrices: Sequence[abi.PackedMatrix]) -> int:
         """Keep packed matrices as an array; its address."""
         array = (abi.PackedMatrix * len(matrices))(*matrices)
@@ -207,86 +217,3 @@ class Packer:
         """Keep an array alive as long as the packed weights; its address."""
         self.into.keep.append(array)
         return address(array)
-
-
-def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wanted: WeightFormat) -> Packed:
-    """Pack all weights of a decoder. The embedding is read in place (usually a mapped file), unless it is f16."""
-    packed = Packed()
-    if config.experts is not None:
-        packed.expert_tokens = np.zeros((config.layers, config.experts.count), np.int64)
-    packer = Packer(kernels, team, wanted, packed)
-    norms = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
-
-    def linear(number: int, *roles: str, arrangement: int = abi.CONCATENATED) -> abi.PackedMatrix:
-        matrices = [getattr(weights.layers[number], role) for role in roles]
-        biases = [getattr(weights.layers[number], f"{role}_bias") for role in roles]
-        return packer.matrix(matrices, arrangement, biases, [f"{role} of layer {number}" for role in roles])
-
-    for number, layer in enumerate(weights.layers[: config.layers]):
-        if config.latent is not None and layer.latent is not None:
-            mixer = pack_latent(packer, config, config.latent, layer.latent, number)
-        else:
-            mixer = {"qkv": linear(number, "q", "k", "v")}
-        packed_layer = abi.Layer(
-            **mixer,
-            output=linear(number, "o"),
-            **{name: packer.vector(getattr(layer, name)) for name in norms},
-        )
-        if layer.experts is not None:
-            experts = _pack_experts(packer, layer.experts, number)
-            packed.keep.append(experts)
-            packed_layer.experts = ctypes.addressof(experts)
-        else:
-            packed_layer.gate_up = linear(number, "gate", "up", arrangement=abi.INTERLEAVED)
-            packed_layer.down = linear(number, "down")
-        packed.layers.append(packed_layer)
-    packed.final_norm = packer.vector(weights.final_norm)
-    packed.lm_head = packer.matrix((weights.lm_head,), names=("lm_head",))
-    embedding = exact_half(weights.embedding)
-    packed.embedding, packed.embedding_bytes = source(embedding), embedding.data.nbytes
-    packed.keep.append(embedding)
-    if packed.unkept:
-        _LOG.warning(
-            "weights become bfloat16, because the CPU kernels have no packed format for them: %s",
-            "; ".join(f"{why} ({len(at)} linears, first {at[0]})" for why, at in packed.unkept.items()),
-        )
-    return packed
-
-
-def _pack_experts(packer: Packer, weights: ExpertWeights, layer: int) -> abi.ExpertLayer:
-    """Pack a layer's mixture. The shared MLP is packed as one more expert, and its gate as a row of the router."""
-
-    def biases(number: int, *roles: str) -> list[Tensor | None]:
-        stacked = [getattr(weights, f"{role}_bias") for role in roles]
-        return [bias if bias is None else bias.rows(number, number + 1) for bias in stacked]
-
-    def names(number: int, *roles: str) -> list[str]:
-        return [f"{role} of expert {number} of layer {layer}" for role in roles]
-
-    gate_up = [
-        packer.matrix(pair, abi.INTERLEAVED, biases(number, "gate", "up"), names(number, "gate", "up"))
-        for number, pair in enumerate(zip(weights.gate, weights.up, strict=True))
-    ]
-    down = [
-        packer.matrix((matrix,), biases=biases(number, "down"), names=names(number, "down"))
-        for number, matrix in enumerate(weights.down)
-    ]
-    if weights.shared_up is not None:
-        pair = (required(weights.shared_gate), weights.shared_up)
-        gate_up.append(packer.matrix(pair, abi.INTERLEAVED, names=names(len(weights.up), "gate", "up")))
-        down.append(packer.matrix((required(weights.shared_down),), names=names(len(weights.up), "down")))
-    routers = [weights.router] if weights.shared_router is None else [weights.router, weights.shared_router]
-    counters = packer.into.expert_tokens
-    return abi.ExpertLayer(
-        router=replace(packer, weights=router_format(routers)).matrix(
-            routers, biases=(weights.router_bias,), names=[f"router of layer {layer}"] * len(routers)
-        ),
-        correction=packer.vector(weights.correction),
-        gate_up=packer.array(gate_up),
-        down=packer.array(down),
-        tokens=None if counters is None else address(counters[layer]),
-        shared=weights.shared_up is not None,
-        shared_gate=weights.shared_router is not None,
-        integers=any(abi.is_of_integers(matrix.format) for matrix in (*gate_up, *down)),
-        ordered=any(matrix.order is not None for matrix in (*gate_up, *down)),
-    )

@@ -27,12 +27,12 @@ class Stopwatch {
   double last_;
 };
 
-// The input of a product: rows that are there, or the norms of hidden states.
+// The input of a product: rows that are there, or hidden states, normalized if `norm` has a weight.
 template <class Act>
 struct Rows {
   i64 count;
   Act* ready;
-  const float* norm;
+  Norm norm;
   const int32_t* token = nullptr;  // null: of the tokens in order
 };
 
@@ -70,32 +70,37 @@ struct Step {
     const bool quantized = rounds_activations(matrix);
     auto* normed = static_cast<Act*>(m.normed);
     auto* blocks = static_cast<Int8Block*>(m.quantized);
-    Act* complete = input.norm ? normed : input.ready;
+    Act* complete = input.ready ? input.ready : normed;
     const i64 cols = matrix.cols;
-    if (input.norm || quantized || matrix.order)
+    if (!input.ready || quantized || matrix.order)
       rows(input.count, [&](i64 r) {
         const i64 token = input.token ? input.token[r] : r;
-        if (input.norm) rms_norm(state(token), input.norm, normed + r * cols, cols, m.norm_eps);
+        if (input.norm.weight)
+          normalize(m, input.norm, state(token), normed + r * cols, cols);
+        else if (!input.ready)
+          copy_row(state(token), normed + r * cols, cols);
         if (matrix.order) reorder(complete + r * cols, matrix.order, cols);
         if (quantized) quantize_row(complete + r * cols, cols, blocks + r * (cols / BLOCK));
       });
     gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker);
   }
 
-  // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first.
-  void add_linear(const Matrix& matrix, Act* input, const float* norm) {
+  // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first;
+  // or it is that of the sum.
+  void add_linear(const Matrix& matrix, Act* input, const Norm& norm) {
     const i64 stride = matrix.rows;
-    const Rows<Act> ready{b.num_tokens, input, nullptr};
-    if (!norm) {
+    const Rows<Act> ready{b.num_tokens, input, {}};
+    if (!norm.weight || m.post_residual_norms) {
       linear(matrix, ready, AddToResidual{m.hidden_state, stride, matrix.bias, m.residual_scale});
       watch.lap(profile.linears);
+      if (!norm.weight) return;
+      rows(b.num_tokens, [&](i64 t) { normalize(m, norm, state(t), state(t), m.hidden); });
+      watch.lap(profile.elementwise);
       return;
     }
     linear(matrix, ready, StoreFloats{m.projected, stride, matrix.bias});
     watch.lap(profile.linears);
-    rows(b.num_tokens, [&](i64 t) {
-      add_normed(m.projected + t * stride, norm, state(t), m.hidden, m.norm_eps, m.residual_scale);
-    });
+    rows(b.num_tokens, [&](i64 t) { add_normed(m, norm, m.projected + t * stride, state(t)); });
     watch.lap(profile.elementwise);
   }
 };

@@ -71,8 +71,8 @@ struct StoreHead {
   }
 };
 
-// Multiplies each head's rows of `a` [heads][tokens][cols] by its own rows of `matrix`, which are floats in whole panels.
-// Head h of a token is written to out + token * heads * width + h * width. Called by every thread of the team.
+// Multiplies each head's rows of `a` [heads][tokens][cols] by its own rows of `matrix`: floats, in whole panels. Head h
+// of a token is written to out + token * heads * width + h * width. Called by every thread of the team.
 template <class P>
 static void multiply_heads(const Matrix& matrix, int heads, const typename P::Act* a, i64 tokens, typename P::Act* out,
                            i64 width, float scale, Worker& worker) {

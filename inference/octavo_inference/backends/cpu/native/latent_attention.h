@@ -48,7 +48,8 @@ class LatentPlan {
 
  private:
   void add_sequence(const Model& m, const Batch& b, int seq) {
-    const int length = b.seq_len[seq], queries = b.query_start[seq + 1] - b.query_start[seq], rows = queries * m.latent.heads;
+    const int length = b.seq_len[seq], queries = b.query_start[seq + 1] - b.query_start[seq];
+    const int rows = queries * m.latent.heads;
     const int tiles = (rows + LATENT_ROWS - 1) / LATENT_ROWS, segments = (length + SEGMENT - 1) / SEGMENT;
     const i64 partials = i64(segments) * rows * partial_floats_;
     const bool split = queries == 1 && segments > 1 && partials_size_ + partials <= m.partial_floats;
@@ -86,7 +87,7 @@ constexpr int LATENT_GROUP = MAX_ROWS;
 #endif
 constexpr int WIDEST_GROUP = MAX_ROWS > TILE ? MAX_ROWS : TILE;
 
-// Scratch floats of a thread: for each row of an item sums, those of earlier segments, and both maxima; for the rows that
+// Scratch floats of a thread: for each row of an item sums, those of earlier segments, and both maxima; for rows that
 // are multiplied together scores and p; the values of a chunk.
 inline i64 latent_scratch(int rank) {
   return 2 * LATENT_ROWS * i64(sum_floats(rank) + 1) + 2 * WIDEST_GROUP * CHUNK + CHUNK * i64(rank);
@@ -159,8 +160,8 @@ static OCTAVO_INLINE ChunkTiles<P> latent_tiles(const LatentAttention<P>& layer,
 // One chunk for R rows. `ahead` is prefetched. limit[r] is the end of the keys of row r, `width` the stride of `sums`.
 template <class P, int R>
 static void add_latents(const typename P::Act* q, int dim, int rank, const ChunkTiles<P>& keys,
-                        const ChunkTiles<P>& values, const ChunkTiles<P>& ahead, int start, const int* limit, float* sums,
-                        float* top, float* scores, typename P::Act* p) {
+                        const ChunkTiles<P>& values, const ChunkTiles<P>& ahead, int start, const int* limit,
+                        float* sums, float* top, float* scores, typename P::Act* p) {
   constexpr int VECS = VALUE_VECS<R>, TILES = SCORE_TILES<R>;
   const int width = sum_floats(rank);
   if constexpr (BY_TILE_REGISTERS<P>) {
@@ -239,7 +240,8 @@ static void attend_latents(const LatentAttention<P>& layer, LatentPlan& plan, co
 
   const auto finish = [&](int row, const float* from) {
     const float inverse = 1.0f / sum(load(from + rank));
-    const i64 token = first_token + (item.first_row + row) / m.latent.heads, head = (item.first_row + row) % m.latent.heads;
+    const int number = item.first_row + row;
+    const i64 token = first_token + number / m.latent.heads, head = number % m.latent.heads;
     Act* out = layer.out + (head * b.num_tokens + token) * rank;
     for (int i = 0; i < rank; i += W) store(out + i, load(from + i) * inverse);
   };

@@ -15,7 +15,7 @@ static void latent_part(Step<P>& step, const Layer& layer, LatentPlan& plan) {
   const LatentLayer<P> pool = latent_layer<P>(m, layer);
   const i64 tokens = b.num_tokens, stride = layer.qkv.rows;
   const i64 queries_stride = l.query_rank ? layer.query_up.rows : stride;
-  const i64 compressed = l.query_rank ? l.query_rank : i64(m.latent.heads) * (l.nope + l.rope);  // offset in a row of qkv
+  const i64 compressed = l.query_rank ? l.query_rank : i64(l.heads) * (l.nope + l.rope);  // offset in a row of qkv
   float* queries = l.query_rank ? l.queries : m.qkv;
   auto *normed = static_cast<Act*>(m.normed), *attended = static_cast<Act*>(m.attended);
   auto *by_head = static_cast<Act*>(l.by_head), *absorbed = static_cast<Act*>(l.absorbed);

@@ -13,9 +13,9 @@ from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from bench.gpu.cases.paged import split
 from octavo_inference.backends.cuda.kernels.decode_parts import LEAST_KEYS, shares_for
 from octavo_inference.backends.cuda.kernels.latent_attention import attend_latents
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
 from octavo_inference.backends.cuda.kernels.latent_store import latent_store
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
-from octavo_inference.backends.cuda.mixer_sizes import LATENT_HEADS
 from octavo_inference.backends.cuda.pool import allocate_latents
 
 BLOCK = 16

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
 from octavo_inference.models.config import ModelConfig
-
-LATENT_HEADS = 32
-"""Most heads of a program of latent attention: its sums of latents take half of the registers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, dot_type, latent_tile
 from octavo_inference.backends.cuda.kernels.paged_indexing import block_ids, find_sequence
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_parts
-from octavo_inference.backends.cuda.mixer_sizes import LATENT_HEADS
 
 
 # Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.

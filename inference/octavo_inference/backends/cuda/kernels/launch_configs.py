@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 
 from octavo_inference.backends.cuda.kernels import workspace
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
-from octavo_inference.backends.cuda.mixer_sizes import LATENT_HEADS
 
 _MMA_ROWS = 16  # the smallest tile of a tensor core
 _PROGRAMS = 256  # about two for each multiprocessor of a large GPU

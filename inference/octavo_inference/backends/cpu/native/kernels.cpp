@@ -72,6 +72,8 @@ EXPORT void octavo_route(const Routing* routing, const float* correction, float*
 
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
 
+EXPORT int64_t octavo_latent_scratch(int32_t rank) { return latent_scratch(rank); }
+
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
 // `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need at most a mask, no
 // logits are written. No query token is both sampled and pooled.

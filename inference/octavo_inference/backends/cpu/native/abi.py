@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 13
+VERSION = 14
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,

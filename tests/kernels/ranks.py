@@ -38,6 +38,7 @@ from tests.kernels.test_engine import (
     with_everything,
 )
 from tests.kernels.test_ranks import serve
+from tests.support.latent import LATENT, latent_config, latent_weights
 
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -79,6 +80,12 @@ def quantised() -> Model:
     return config, Weights(embedding, (layer,), vector(rng, hidden), embedding)
 
 
+def latent() -> Model:
+    """Latent attention with a latent of queries."""
+    config = latent_config(replace(LATENT, query_rank=32), vocab=61)
+    return config, latent_weights(config, np.random.default_rng(4))
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "plain": tiny_model,
     "everything": with_everything,
@@ -86,6 +93,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "quantised": quantised,
     "experts": lambda: mixture_model("not normalized, a gated shared MLP"),
     "clamped experts": lambda: mixture_model("clamped, with biases"),
+    "latent": latent,
 }
 
 

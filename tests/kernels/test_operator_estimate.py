@@ -26,7 +26,7 @@ from octavo_inference.model_loader import LoadedModel, TextModel, load_model
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.layer_groups import pool_layout
-from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.layers import Experts, LatentAttention, LayerParts
 from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Format, LayerWeights, Matrix, Tensor, Weights, experts_of, layer_of
 from octavo_operator.api.v1alpha1 import Spec
@@ -55,6 +55,14 @@ MOE = dataclasses.replace(
 FEW_EXPERTS = dataclasses.replace(
     LLAMA_8B, layers=4, experts=Experts(count=8, chosen=2, intermediate=14_336, shared=1024),
     parts=(LayerParts(), *(LayerParts(feed_forward="experts"),) * 3),
+)  # fmt: skip
+DEEPSEEK = dataclasses.replace(
+    LLAMA_8B, architecture="deepseek_v2", layers=27, hidden=2048, heads=16, kv_heads=1, head_dim=192,
+    intermediate=10_944, vocab=102_400, max_positions=163_840, rotary_dim=64, latent=LatentAttention(512, 128, 64, 128),
+)  # fmt: skip
+MINICPM3 = dataclasses.replace(
+    DEEPSEEK, layers=62, hidden=2560, heads=40, head_dim=96, intermediate=6400, vocab=73_448, max_positions=32_768,
+    rotary_dim=32, latent=LatentAttention(256, 64, 32, 64, query_rank=768),
 )  # fmt: skip
 PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
 
@@ -172,6 +180,10 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (FEW_EXPERTS, "bf16", 1, {"profile": "latency", "maxModelLen": 5000}),
         (GEMMA, "bf16", 1, {"kv": {"memory": "4Gi"}}),
         (GEMMA, "bf16", 4, {"scheduler": {"chunkedPrefill": False}, "maxModelLen": 6000}),
+        (DEEPSEEK, "bf16", 1, {}),
+        (DEEPSEEK, "bf16", 4, {"profile": "throughput", "maxModelLen": 8192}),
+        (MINICPM3, "q4_k", 1, {"kv": {"blockSize": 32}}),
+        (MINICPM3, "bf16", 8, {"quantization": "fp8"}),
     ],
 )
 def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: int, engine: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from octavo_inference.checkpoints.gguf_families import FAMILIES as PLAIN
 from octavo_inference.checkpoints.gguf_families import GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
 from octavo_inference.checkpoints.gguf_hybrids import HYBRIDS
+from octavo_inference.checkpoints.gguf_latent import latent_weights, with_yarn
 from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.checkpoints.gguf_settings import GgufSettings, shortest
@@ -94,6 +95,8 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
         "digest": digest,
     }
     config = ModelConfig(**common | family.fields(settings))
+    if config.latent is not None:
+        config = with_yarn(config, settings)
     if settings.get("expert_count") and config.experts is None:
         raise ModelError(f"{file.path}: a mixture of experts of {architecture} models is not supported")
     return config
@@ -154,6 +157,14 @@ class _Tensors:
         source = _tensor(self.file, name, (rows, columns))
         # Sorted rows of blocks are a copy, which nothing can be read from without contents.
         return stored_matrix(self.file, source, self.order(heads) if self.contents else None)
+
+    def stack(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """A tensor [count, rows, columns] as [count * rows, columns]."""
+        return stored_matrix(self.file, _tensor(self.file, name, (count, rows, columns)))
+
+    def has(self, name: str) -> bool:
+        """Whether the file has a tensor."""
+        return name in self.file.tensors
 
     def table(self, name: str, matrix: Matrix) -> Tensor:
         """The embedding, of which kernels read rows: in bfloat16 if its format is read in pieces."""
@@ -226,6 +237,10 @@ class _Layer:
 
     def _attention(self) -> dict[str, Any]:
         tensors, config, p, dim = self._tensors, self._config, self._prefix, self._config.head_dim
+        if config.latent is not None:
+            found = latent_weights(tensors, config, config.latent, p, adjacent=tensors.family.adjacent)
+            output = tensors.matrix(p + "attn_output.weight", config.hidden, config.heads * config.value_dim)
+            return {"latent": found, "o": output}
         heads, kv_heads = int(self._part.heads or 0), int(self._part.kv_heads or 0)
         q_width, kv_width, hidden = heads * dim, kv_heads * dim, config.hidden
         fields: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from octavo_inference.checkpoints.hf_experts import expert_weights
 from octavo_inference.checkpoints.hf_families import FAMILIES as PLAIN
 from octavo_inference.checkpoints.hf_families import Factors, HfFamily
 from octavo_inference.checkpoints.hf_hybrids import HYBRIDS
+from octavo_inference.checkpoints.hf_latent import latent_weights
 from octavo_inference.checkpoints.hf_names import names_of_falcon
 from octavo_inference.checkpoints.hf_rope import read_rope
 from octavo_inference.checkpoints.hf_settings import HfSettings
@@ -63,7 +64,8 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     layers, head_dim = int(settings.number("num_hidden_layers")), int(settings.number("head_dim", hidden // heads))
     if not 0 < layers <= len(checkpoint.tensors):
         raise ModelError(f"{path}: num_hidden_layers is {layers}, the weights have {len(checkpoint.tensors)} tensors")
-    rope = read_rope(path, data, head_dim, theta=family.theta, share=family.rotary_share)
+    rotated = int(settings.number("qk_rope_head_dim", head_dim))  # of latent attention
+    rope = read_rope(path, data, rotated, theta=family.theta, share=family.rotary_share)
     bos = data.get("bos_token_id")
     fields = family.fields(settings)
     prefix = language_prefix(checkpoint, family)
@@ -212,6 +214,11 @@ class _Layer:
         config, tensors, dim = self._config, self._tensors, self._config.head_dim
         q_width, kv_width = self._heads * dim, self._kv_heads * dim
         fields: dict[str, Any] = {}
+        if config.latent is not None:
+            prefix = self._prefix + "self_attn."
+            found = latent_weights(tensors, config, config.latent, prefix, adjacent=self._family.adjacent)
+            output = tensors.matrix(self._name("o") + ".weight", config.hidden, self._heads * config.value_dim)
+            return {"latent": found, "o": output}
         if "qkv" in self._names and tensors.has(self._name("qkv")):
             rows = q_width + 2 * kv_width
             order = self._stacked_order()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo_inference.checkpoints.gguf_latent import latent_fields
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_windows import every_nth, windows
 from octavo_inference.common.errors import ModelError
@@ -300,6 +301,17 @@ def _llama4(settings: GgufSettings) -> Fields:
     }
 
 
+def _deepseek2(settings: GgufSettings) -> Fields:
+    return {**latent_fields(settings), **(deepseek_experts(settings) if settings.get("expert_count") else {})}
+
+
+def _minicpm3(settings: GgufSettings) -> Fields:
+    """Scales are llama.cpp's constants: files do not have them."""
+    hidden, layers = settings.count("embedding_length"), settings.layers()
+    scales = {"embedding_scale": 12.0, "residual_scale": 1.4 / layers**0.5, "logit_scale": 256 / hidden}
+    return {**scales, **latent_fields(settings)}
+
+
 def deepseek_experts(settings: GgufSettings) -> Fields:
     """Experts as DeepSeek has them, by the file's own flags."""
     sigmoid = settings.get("expert_gating_func", 1) == _SIGMOID
@@ -350,6 +362,8 @@ FAMILIES: dict[str, GgufFamily] = {
     "bloom": GgufFamily(_bloom),
     "command-r": GgufFamily(_command_r, adjacent=True),
     "cohere2": GgufFamily(_cohere2, adjacent=True),
+    "deepseek2": GgufFamily(_deepseek2, adjacent=True, partial=True),
+    "minicpm3": GgufFamily(_minicpm3, partial=True),
     "deci": GgufFamily(_deci, adjacent=True),
     "ernie4_5": GgufFamily(adjacent=True),
     "exaone4": GgufFamily(_exaone4, _OLMO2),

@@ -37,6 +37,7 @@ class ExpertNames:
 
 QWEN = ExpertNames(shared="mlp.shared_expert.{}_proj", shared_router="mlp.shared_expert_gate")
 DEEPSEEK = ExpertNames(correction="mlp.gate.e_score_correction_bias")
+DEEPSEEK_V2 = ExpertNames()
 ERNIE = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias")
 MIXTRAL = ExpertNames(
     router="block_sparse_moe.gate",
@@ -93,6 +94,21 @@ def deepseek_experts(settings: HfSettings, **changes: Any) -> Experts:
         "shared": settings.count("n_shared_experts", 0, least=0) * settings.count("moe_intermediate_size"),
     }
     return experts(settings, **common | changes)
+
+
+def deepseek_v2_experts(settings: HfSettings) -> Experts:
+    """Softmax scores, of all groups or of the best ones by `topk_method`."""
+    settings.refuse("norm_topk_prob")
+    settings.refuse("topk_method", "greedy", "group_limited_greedy")
+    groups = settings.count("n_group", 1) if settings.get("topk_method") == "group_limited_greedy" else 1
+    return experts(
+        settings,
+        normalized=False,
+        scale=float(settings.number("routed_scaling_factor", 1.0)),
+        groups=groups,
+        chosen_groups=settings.count("topk_group", groups) if groups > 1 else 1,
+        shared=settings.count("n_shared_experts", 0, least=0) * settings.count("moe_intermediate_size"),
+    )
 
 
 def layer_parts(settings: HfSettings, is_sparse: Callable[[int], bool]) -> tuple[LayerParts, ...]:

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from octavo_inference.checkpoints import hf_experts as moe
 from octavo_inference.checkpoints import hf_names as names
 from octavo_inference.checkpoints.hf_experts import ExpertNames
+from octavo_inference.checkpoints.hf_latent import latent_fields
 from octavo_inference.checkpoints.hf_names import LayerNames, ModelNames
 from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_windows import alternating, chunks, kinds_of, rotated_layers, windows
 from octavo_inference.common.errors import UnsupportedModelError
-from octavo_inference.models.layers import LayerParts
+from octavo_inference.models.layers import Experts, LayerParts
 
 Fields = dict[str, Any]
 Factors = dict[str, float | NDArray[np.float32]]
@@ -434,6 +435,39 @@ def _gpt_oss(settings: HfSettings) -> Fields:
     }
 
 
+def _deepseek_v2(settings: HfSettings) -> Fields:
+    return _latent(settings, _sparse_from(settings, 0), moe.deepseek_v2_experts)
+
+
+def _deepseek_v3(settings: HfSettings) -> Fields:
+    settings.refuse("scoring_func", "sigmoid")
+    return _latent(settings, _sparse_from(settings, 3), moe.deepseek_experts)
+
+
+def _glm4_moe_lite(settings: HfSettings) -> Fields:
+    kinds = settings.per_layer("mlp_layer_types")
+    sparse = [kind == "sparse" for kind in kinds] if kinds else _sparse_from(settings, 1)
+    return _latent(settings, sparse, moe.deepseek_experts)
+
+
+def _sparse_from(settings: HfSettings, default: int) -> list[bool]:
+    settings.refuse("moe_layer_freq", 1)
+    first = settings.count("first_k_dense_replace", default, least=0)
+    return [layer >= first for layer in range(settings.layers())]
+
+
+def _latent(settings: HfSettings, sparse: list[bool], experts: Callable[[HfSettings], Experts]) -> Fields:
+    """Latent attention, and experts in the layers that are `sparse`."""
+    if not any(sparse):
+        return latent_fields(settings)
+    parts = moe.layer_parts(settings, lambda layer: sparse[layer])
+    return {**latent_fields(settings), "experts": experts(settings), "parts": parts}
+
+
+def _minicpm3(settings: HfSettings) -> Fields:
+    return {**_minicpm(settings), **latent_fields(settings)}
+
+
 _LLAMA4 = HfFamily("llama4", _llama4, names.LLAMA4, experts=moe.LLAMA4, theta=500_000.0, adjacent=True)
 _GEMMA3 = HfFamily("gemma3", _gemma3, names.GEMMA2, theta=1_000_000.0, norm_offset=1.0)
 _GRANITE_MOE = HfFamily("granitemoe", _granite_moe, experts=moe.GRANITE)
@@ -488,6 +522,11 @@ FAMILIES: dict[str, HfFamily] = {
     "Llama4ForCausalLM": _LLAMA4,
     "Llama4ForConditionalGeneration": _LLAMA4,
     "MiniMaxM2ForCausalLM": HfFamily("minimax_m2", _minimax_m2, experts=moe.MINIMAX, rotary_share=1.0),
+    "DeepseekV2ForCausalLM": HfFamily("deepseek_v2", _deepseek_v2, experts=moe.DEEPSEEK_V2, adjacent=True),
+    "DeepseekV3ForCausalLM": HfFamily("deepseek_v3", _deepseek_v3, experts=moe.DEEPSEEK, adjacent=True),
+    "Glm4MoeLiteForCausalLM": HfFamily("glm4_moe_lite", _glm4_moe_lite, experts=moe.DEEPSEEK, adjacent=True),
+    "MiniCPM3ForCausalLM": HfFamily("minicpm3", _minicpm3),
+    "YoutuForCausalLM": HfFamily("youtu", latent_fields, adjacent=True),
     "MixtralForCausalLM": HfFamily("mixtral", _mixtral, experts=moe.MIXTRAL),
     "OlmoeForCausalLM": HfFamily("olmoe", _olmoe, experts=moe.QWEN),
     "Qwen2MoeForCausalLM": HfFamily("qwen2_moe", _qwen2_moe, experts=moe.QWEN),

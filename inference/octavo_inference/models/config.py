@@ -30,7 +30,9 @@ class ModelConfig:
     after the sum with the residual stream, which they replace; there is none before attention and MLP.
 
     `parts[layer]`: what a layer consists of, where not attention and a dense MLP of the model's sizes. `experts`,
-    `latent` and `state` describe the model's mixture of experts, latent attention and state layers.
+    `latent` and `state` describe the model's mixture of experts, latent attention and state layers. With `latent`,
+    `kv_heads` is 1, because all heads share the latents, `head_dim` is that of queries, and `rotary_dim` that of the
+    shared key.
     `chunks[layer]`: tokens attend only within chunks of so many positions (Llama 4; None: no chunks). `sinks`: each
     head has a logit that takes part in its softmax without a value. `attention_gate`: the output of attention is
     multiplied by the sigmoid of a product with the layer's input. `alibi`: scores fall with distance, by each head's
@@ -101,6 +103,11 @@ class ModelConfig:
     def score_scale(self) -> float:
         """Factor on the products of queries and keys."""
         return self.head_dim**-0.5 if self.query_scale is None else self.query_scale
+
+    @property
+    def value_dim(self) -> int:
+        """Elements of a head's value, which are those of its output."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     def part(self, layer: int) -> LayerParts:
         """What a layer consists of, with the model's sizes where it has none of its own."""

@@ -60,7 +60,8 @@ class LatentAttention:
 
     It has `kv_rank` elements of the normed latent, then `rope_dim` rotated elements of a shared key. A head's key is
     [`nope_dim` elements from the latent, the shared rotated key], its value `value_dim` elements from the latent.
-    Queries come from a latent of `query_rank` elements, or directly (None).
+    Queries come from a latent of `query_rank` elements, or directly (None). `norm_eps` is that of the norms of both
+    latents.
     """
 
     kv_rank: int
@@ -68,6 +69,7 @@ class LatentAttention:
     rope_dim: int
     value_dim: int
     query_rank: int | None = None
+    norm_eps: float = 1e-6
 
     @property
     def cached_dim(self) -> int:

@@ -6,6 +6,9 @@
     lm_head             rows: `Group.gather` puts the logits together
     embedding, norms    whole
 
+Of latent attention, whose latents all heads share, each rank has some heads: rows of q, k_up and v_up, columns of o.
+The projections to latents, and the pool of latents, are whole on every rank.
+
 With fewer key-value heads than ranks, each head is replicated on several ranks. The partition is that of Shoeybi et al.
 2019 (Megatron-LM), section 3: two all-reduces per layer.
 """
@@ -20,7 +23,16 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.layers import Experts
-from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, column_step, required
+from octavo_inference.models.weights import (
+    ExpertWeights,
+    LatentWeights,
+    LayerWeights,
+    Matrix,
+    Tensor,
+    Weights,
+    column_step,
+    required,
+)
 
 # Tensor parallel sizes that an error message can suggest.
 _OFFERED = range(1, 9)
@@ -128,11 +140,12 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
     def shared_bias(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else shared(tensor)
 
+    if layer.latent is not None:
+        mixer = replace(layer, latent=_latent(layer.latent, rank, size))
+    else:
+        mixer = replace(layer, q=rows(required(layer.q)), k=shared(required(layer.k)), v=shared(required(layer.v)))
     return replace(
-        layer,
-        q=rows(required(layer.q)),
-        k=shared(required(layer.k)),
-        v=shared(required(layer.v)),
+        mixer,
         o=_columns(required(layer.o), rank, size),
         gate=None if layer.gate is None else rows(layer.gate),
         up=None if layer.up is None else rows(layer.up),
@@ -174,6 +187,14 @@ def _experts(experts: ExpertWeights, rank: int, size: int) -> ExpertWeights:
         shared_up=rows(experts.shared_up),
         shared_down=None if shared_down is None else _columns(shared_down, rank, size),
     )
+
+
+def _latent(latent: LatentWeights, rank: int, size: int) -> LatentWeights:
+    def heads(matrix: Matrix | None) -> Matrix | None:
+        return None if matrix is None else _part(matrix, rank, size)
+
+    k_up, v_up = _part(latent.k_up, rank, size), _part(latent.v_up, rank, size)
+    return replace(latent, q=heads(latent.q), q_up=heads(latent.q_up), k_up=k_up, v_up=v_up)
 
 
 def _part(matrix: M, rank: int, size: int) -> M:

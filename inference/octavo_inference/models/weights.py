@@ -13,7 +13,7 @@ from octavo_inference.common.memory_advice import release
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat, dequantize_blocks
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.layers import GatedDelta, Mamba2, ShortConv, StateLayer
+from octavo_inference.models.layers import GatedDelta, LatentAttention, Mamba2, ShortConv, StateLayer
 
 Format = Literal["f32", "bf16", "f16"] | BlockFormat
 _SMALLEST_GROUP = 16  # columns, of all backends
@@ -247,13 +247,13 @@ def layer_of(
     """
     part = config.part(number)
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    attends, fed = part.attention, experts is None and part.feed_forward == "dense"
+    attends, fed, plain = part.attention, experts is None and part.feed_forward == "dense", config.latent is None
     return LayerWeights(
         input_norm=norm(config.hidden),
-        q=matrix(queries, config.hidden) if attends else None,
-        k=matrix(keys, config.hidden) if attends else None,
-        v=matrix(keys, config.hidden) if attends else None,
-        o=matrix(config.hidden, queries) if attends else None,
+        q=matrix(queries, config.hidden) if attends and plain else None,
+        k=matrix(keys, config.hidden) if attends and plain else None,
+        v=matrix(keys, config.hidden) if attends and plain else None,
+        o=matrix(config.hidden, config.heads * config.value_dim) if attends else None,
         post_norm=norm(config.hidden),
         gate=matrix(config.intermediate, config.hidden) if fed and config.gated else None,
         up=matrix(config.intermediate, config.hidden) if fed else None,
@@ -264,7 +264,24 @@ def layer_of(
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
         attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,
         experts=experts,
+        latent=None if config.latent is None else _latent_of(config, config.latent, matrix, norm),
         state=_state_of(config.hidden, config.state, matrix, norm) if part.state and config.state else None,
+    )
+
+
+def _latent_of(
+    config: ModelConfig, latent: LatentAttention, matrix: Callable[[int, int], Matrix], norm: Callable[[int], Tensor]
+) -> LatentWeights:
+    queries, rank = config.heads * latent.key_dim, latent.query_rank
+    return LatentWeights(
+        kv_down=matrix(latent.cached_dim, config.hidden),
+        kv_norm=norm(latent.kv_rank),
+        k_up=matrix(config.heads * latent.nope_dim, latent.kv_rank),
+        v_up=matrix(config.heads * latent.value_dim, latent.kv_rank),
+        q=matrix(queries, config.hidden) if rank is None else None,
+        q_down=None if rank is None else matrix(rank, config.hidden),
+        q_norm=None if rank is None else norm(rank),
+        q_up=None if rank is None else matrix(queries, rank),
     )
 
 

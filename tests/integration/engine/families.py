@@ -279,6 +279,36 @@ HYBRIDS = {
     "qwen3_5": Family("Qwen3_5", DELTA),
     "qwen3_5_moe": Family("Qwen3_5Moe", {**DELTA, **tokens_of_experts(shared_expert_intermediate_size=48)}),
 }  # fmt: skip
+LATENT_SIZES = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 32}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.707, "mscale_all_dim": 0.707}
+DENSE_LATENT = LATENT_SIZES | {"num_key_value_heads": 4, "first_k_dense_replace": 4}
+LATENT = {
+    "deepseek_v2": Family("DeepseekV2", DENSE_LATENT | {"q_lora_rank": 32}),
+    "deepseek_v2-lite": Family("DeepseekV2", DENSE_LATENT | {"q_lora_rank": None} | rope("yarn", **YARN)),
+    "deepseek_v3": Family(
+        "DeepseekV3", DENSE_LATENT | {"q_lora_rank": 48} | rope("yarn", **YARN | {"mscale": 1.0, "mscale_all_dim": 1.0})
+    ),
+    "minicpm3": Family("MiniCPM3", LATENT_SIZES | {"q_lora_rank": 32, "num_key_value_heads": 4, "dim_model_base": 256}),
+    "youtu": Family("Youtu", LATENT_SIZES | {"q_lora_rank": 32, "num_key_value_heads": 4}),
+}
+LATENT_EXPERTS = {
+    "deepseek_v2-experts": Family("DeepseekV2", DENSE_LATENT | {"q_lora_rank": 32, "n_shared_experts": 2} | ROUTED),
+    "deepseek_v2-groups": Family(
+        "DeepseekV2",
+        DENSE_LATENT
+        | ROUTED
+        | {"q_lora_rank": None, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2}
+        | {"routed_scaling_factor": 2.0},
+    ),
+    "deepseek_v3-experts": Family(
+        "DeepseekV3", DENSE_LATENT | ROUTED | {"q_lora_rank": 32, "n_group": 4, "topk_group": 2}
+    ),
+    "glm4_moe_lite": Family(
+        "Glm4MoeLite",
+        {key: value for key, value in (DENSE_LATENT | ROUTED).items() if key != "first_k_dense_replace"}
+        | {"q_lora_rank": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "dense"]},
+    ),
+}
 
 
 def build(family: Family) -> Any:

@@ -43,8 +43,8 @@ def test_more_dense_families_from_safetensors(name: str, tmp_path: Path) -> None
         compare(family, model, backend)
 
 
-# Between them: groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; inputs that
-# are multiplied by weights.
+# Between them: groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; weights of
+# experts that multiply their inputs.
 _FEW_MIXTURES = ("glm4_moe", "gpt_oss", "llama4")
 
 

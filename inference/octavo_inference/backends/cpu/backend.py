@@ -13,13 +13,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo_inference.backends.cpu.footprint import partial_floats, widest_rows
+from octavo_inference.backends.cpu.footprint import latent_widths, partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.decoder_packing import pack
 from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
-from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, weight_format
+from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
@@ -52,7 +52,7 @@ _FEATURES = frozenset(
         *("parallel attention and MLP", "an MLP without gate"),
         *(f"the activation {name}" for name in abi.ACTIVATIONS),
         *("norms over all heads", "norms after the rotation", "clipped queries and keys", "a temperature of queries"),
-        *("a bias of the head", "a mixture of experts", "a clamped activation of experts"),
+        *("a bias of the head", "a mixture of experts", "a clamped activation of experts", "latent attention"),
     }
 )
 
@@ -120,13 +120,17 @@ class CpuBackend:
         with_state = [layer for layer in layers if layer.state.inputs.rows]
         for layer, slots in zip(with_state, self._states, strict=True):
             layer.state.slots = address(slots)
+        latent, widths = config.latent, latent_widths(config)
         scratch = max(
-            kernels.library.octavo_attention_scratch(config.head_dim),
+            kernels.library.octavo_attention_scratch(config.head_dim)
+            if latent is None
+            else kernels.library.octavo_latent_scratch(latent.kv_rank),
             packed.lm_head.rows,
             config.hidden,
         )
         _, attended, inner = widest_rows(config)
-        widest = max(config.hidden, attended, inner, states.inner)
+        normed = max(config.hidden, widths.query_latent)
+        widest = max(normed, attended, inner, states.inner)
         hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
@@ -139,7 +143,7 @@ class CpuBackend:
             "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
             "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
-            "normed": _zeros((max(tokens, max_running), config.hidden), act),
+            "normed": _zeros((max(tokens, max_running), normed), act),
             "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, inner), act),
             "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
@@ -156,7 +160,12 @@ class CpuBackend:
             "expert_activated": _zeros((tokens, mixture.activated), act),
             "expert_quantized": _zeros((tokens if rounds else 0, mixture.quantized), int8_block),
         }
-        self._buffers = buffers
+        latent_buffers: dict[str, NDArray[Any]] = {
+            "by_head": _zeros((tokens, widths.by_head), act),
+            "absorbed": _zeros((tokens, widths.absorbed), act),
+            "queries": _zeros((tokens, layers[0].query_up.rows), np.dtype(np.float32)),
+        }
+        self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
         temperature = config.query_temperature or (1.0, 0.0)
@@ -199,11 +208,12 @@ class CpuBackend:
             state=states,
             attention_gate=config.attention_gate,
             routing=routing(config.experts),
+            latent=_latent_args(config, latent_buffers),
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes = memory.nbytes + self._states.nbytes
         # Threads allocate the memory of panels themselves, when they first unpack one.
-        self.working_bytes = sum(b.nbytes for b in buffers.values()) + threads * packed.panel_bytes
+        self.working_bytes = sum(b.nbytes for b in self._buffers.values()) + threads * packed.panel_bytes
         _LOG.info(
             "%s: weights %.0f MB, KV pool %.0f MB (%d blocks of %d tokens, %d states), working memory %.0f MB",
             self.name,
@@ -387,6 +397,22 @@ class CpuBackend:
         )
 
 
+def _latent_args(config: ModelConfig, buffers: dict[str, NDArray[Any]]) -> abi.Latent:
+    latent = config.latent
+    if latent is None:
+        return abi.Latent()
+    return abi.Latent(
+        **{name: address(buffer) for name, buffer in buffers.items()},
+        heads=config.heads,
+        rank=latent.kv_rank,
+        nope=latent.nope_dim,
+        rope=latent.rope_dim,
+        value=latent.value_dim,
+        query_rank=latent.query_rank or 0,
+        norm_eps=latent.norm_eps,
+    )
+
+
 def _batch_args(batch: Batch) -> abi.BatchArgs:
     return abi.BatchArgs(
         tokens=address(batch.tokens),
@@ -427,9 +453,12 @@ def _pools(
     memory: NDArray[np.uint8], config: ModelConfig, layout: PoolLayout, num_blocks: int, row_bytes: int
 ) -> list[NDArray[np.uint8]]:
     """The part of the pool of each layer of a block, [blocks, bytes]. `row_bytes`: an element of all its tokens."""
-    longest = max(layout.groups, key=lambda group: len(group.layers))
-    parts = [config.part(layer) for layer in longest.layers]
-    sizes = [2 * int(part.kv_heads or 0) * config.head_dim * row_bytes for part in parts]
+    parts = [config.part(layer) for layer in max(layout.groups, key=lambda group: len(group.layers)).layers]
+    if config.latent is not None:
+        elements = [config.latent.cached_dim for _ in parts]
+    else:
+        elements = [2 * int(part.kv_heads or 0) * config.head_dim for part in parts]
+    sizes = [each * row_bytes for each in elements]
     ends = np.cumsum(sizes) * num_blocks
     return [
         memory[end - size * num_blocks : end].reshape(num_blocks, size) for end, size in zip(ends, sizes, strict=True)
@@ -448,10 +477,16 @@ def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
     parts = [config.part(layer) for layer in range(config.layers)]
     sizes = {"hidden": {config.hidden}, "head_dim": {config.head_dim}}
     sizes["intermediate"] = {int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"}
-    for name, values in sizes.items():
-        for value in sorted(values):
-            if value % _STEP:
-                raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {_STEP}")
+    steps, latent = dict.fromkeys(sizes, _STEP), config.latent
+    if latent is not None:
+        # A head's rows of an expansion are whole panels.
+        steps |= {"kv_rank": WIDEST_PANEL, "value_dim": WIDEST_PANEL, "nope_dim": _STEP, "rope_dim": _STEP}
+        steps |= {"query_rank": _STEP}
+        sizes |= {name: {getattr(latent, name) or 0} for name in steps.keys() - sizes.keys()}
+    for name, step in steps.items():
+        for value in sorted(sizes[name]):
+            if value % step:
+                raise ModelError(f"the model's {name} size is {value}; the CPU kernels need a multiple of {step}")
     for part in parts:
         heads, kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
         if part.attention and heads % kv_heads:

@@ -61,18 +61,22 @@ def partial_floats(config: ModelConfig) -> int:
 
     A sum is that of one head over 512 keys (attention.h). This is room for sums over 8,192 keys of decodes. Sequences
     for which no room is left are divided by heads alone: up to a fifth longer in attention where there are as many
-    heads as threads, more where there are fewer.
+    heads as threads, more where there are fewer. With latent attention a sum is one of latents.
     """
+    summed = config.head_dim if config.latent is None else config.latent.kv_rank
     heads = max(int(config.part(layer).heads or 0) for layer in range(config.layers))
-    return _ROW_SEGMENTS * heads * (config.head_dim + 2 * _LANES)
+    return _ROW_SEGMENTS * heads * (summed + 2 * _LANES)
 
 
 def widest_rows(config: ModelConfig) -> tuple[int, int, int]:
     """Most elements, over all layers, of a token: of its q, k, v and gate; of attention's output; inside an MLP."""
     parts = [config.part(layer) for layer in range(config.layers)]
     heads = [(int(part.heads or 0), int(part.kv_heads or 0)) for part in parts if part.attention] or [(0, 0)]
-    dim = config.head_dim
+    dim, latent = config.head_dim, config.latent
     inner = max((int(part.intermediate or 0) for part in parts if part.feed_forward == "dense"), default=0)
+    if latent is not None:
+        projected = config.heads * dim if latent.query_rank is None else latent.query_rank
+        return projected + latent.cached_dim, config.heads * latent.value_dim, inner
     gates = 1 if config.attention_gate else 0
     return max((1 + gates) * q + 2 * kv for q, kv in heads) * dim, max(q for q, _ in heads) * dim, inner
 
@@ -89,13 +93,15 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     float32 (AVX-512 BF16 needs half of that), and quantized rows even where no weight is quantized.
     """
     qkv, attended, inner = widest_rows(config)
-    written = [config.hidden, qkv, *([config.hidden] if config.output_norms else [])]
+    latent = latent_widths(config)
+    written = [config.hidden, qkv, latent.queries, *([config.hidden] if config.output_norms else [])]
     mixed = 0
     if config.state is not None:
         written.append(sum(config.state.input_rows))
         mixed = config.state.inner
-    widths = sum(map(_padded, written)) + config.hidden + attended + inner + mixed
-    widest = max(config.hidden, attended, inner, mixed)
+    normed = max(config.hidden, latent.query_latent)
+    widths = sum(map(_padded, written)) + normed + attended + inner + mixed + latent.by_head + latent.absorbed
+    widest = max(normed, attended, inner, mixed)
     row = _padded(config.vocab) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:
@@ -103,6 +109,29 @@ def _working(config: ModelConfig) -> tuple[int, int]:
         widths += config.hidden + mixture.router_logits + mixture.inputs + mixture.activated
         blocks += mixture.quantized
     return 4 * widths + blocks * _QUANTIZED_BLOCK, 4 * row
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWidths:
+    """Elements of the buffers that latent attention adds, for one token; all 0 without it.
+
+    `query_latent`, from which queries are projected, in float32 `queries`; `by_head` and `absorbed` (latent.h).
+    """
+
+    query_latent: int = 0
+    queries: int = 0
+    by_head: int = 0
+    absorbed: int = 0
+
+
+def latent_widths(config: ModelConfig) -> LatentWidths:
+    """The widths for a model."""
+    latent, heads = config.latent, config.heads
+    if latent is None:
+        return LatentWidths()
+    queries = 0 if latent.query_rank is None else heads * latent.key_dim
+    by_head = heads * max(latent.kv_rank, latent.nope_dim)
+    return LatentWidths(latent.query_rank or 0, queries, by_head, heads * latent.cached_dim)
 
 
 def _padded(rows: int) -> int:

@@ -30,8 +30,9 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
 from octavo_inference.backends.cuda.launch_sizes import padded
 from octavo_inference.backends.cuda.layers.context import LayerContext
+from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.packing import Quantization
-from octavo_inference.backends.cuda.pool import allocate_pool
+from octavo_inference.backends.cuda.pool import KvPool, allocate_latents, allocate_pool
 from octavo_inference.backends.cuda.pooling import Pooler
 from octavo_inference.backends.cuda.rows import DeviceRows
 from octavo_inference.backends.cuda.sampling import Chosen, Sampler
@@ -47,15 +48,17 @@ from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
 from octavo_inference.models.layer_groups import pool_layout
+from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
-_LARGEST_HEAD = 256
+_LARGEST_HEAD, _LARGEST_LATENT = 256, 512
 # What the kernels compute besides the plain decoder (models/features.py).
 _FEATURES = frozenset(
     {
+        "latent attention",
         "a mixture of experts",
         "a clamped activation of experts",
         "an MLP without gate",
@@ -155,7 +158,7 @@ class CudaBackend:
         self._stage = Stage(
             decoder.context.buffers.inputs,
             decoder.context.limits,
-            decoder.context.limits.shares(decoder.context.config.kv_heads),
+            decoder.context.limits.shares(mixer_sizes(decoder.context.config).readers),
         )
         self._transfer = Transfer(decoder.context.pool)
         self._state_transfer = StateTransfer(decoder.context.states)
@@ -236,15 +239,7 @@ class CudaBackend:
         context = LayerContext(
             config,
             tiles,
-            allocate_pool(
-                layers=layout.depth,
-                num_blocks=num_blocks,
-                kv_heads=config.kv_heads,
-                block_size=block_size,
-                head_dim=config.head_dim,
-                dtype=kv_type(kv_dtype, dtype),
-                device=device.torch,
-            ),
+            _pool(config, layout.depth, num_blocks, block_size, kv_type(kv_dtype, dtype), device.torch),
             tuple(None if rope is None else tables[rope] for rope in map(config.rope, range(config.layers))),
             buffers,
             rows.table,
@@ -464,9 +459,48 @@ def limits_of(
     return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks, groups)
 
 
+def _pool(
+    config: ModelConfig, layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+) -> KvPool:
+    """The pool of a model, of zeros, whose blocks hold tokens of so many layers."""
+    if config.latent is not None:
+        return allocate_latents(
+            layers=layers,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            cached_dim=config.latent.cached_dim,
+            dtype=dtype,
+            device=device,
+        )
+    return allocate_pool(
+        layers=layers,
+        num_blocks=num_blocks,
+        kv_heads=config.kv_heads,
+        block_size=block_size,
+        head_dim=config.head_dim,
+        dtype=dtype,
+        device=device,
+    )
+
+
 def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
     """The type of K and V in the pool; "auto" is the activations' type."""
     return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
+
+
+def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
+    """Refuse latents that the kernels do not store or sum. Raises `ModelError` or `SettingsError`."""
+    if latent.kv_rank > _LARGEST_LATENT:
+        raise ModelError(
+            f"the model's latents have {latent.kv_rank} elements; the GPU kernels go up to {_LARGEST_LATENT}: compute "
+            "on CPUs (--device cpu, resources.gpu.count 0)"
+        )
+    if kv_dtype != "auto":
+        raise SettingsError(
+            f"kv_dtype {kv_dtype} with latent attention, whose latents are stored in the type of activations: leave it "
+            "at auto",
+            "kv_dtype",
+        )
 
 
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
@@ -474,7 +508,9 @@ def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     require_features(config, _FEATURES, "the CUDA backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
-    if config.head_dim > _LARGEST_HEAD:
+    if config.latent is not None:
+        check_latent(config.latent, kv_dtype)
+    elif config.head_dim > _LARGEST_HEAD:
         raise ModelError(
             f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {_LARGEST_HEAD}: compute on "
             "CPUs (--device cpu, resources.gpu.count 0)"

@@ -19,6 +19,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
 from octavo_inference.backends.cuda.kernels.router import parts_size
 from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
+from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.pooling import ITEM
 from octavo_inference.backends.cuda.widths import widest_mlp
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
@@ -53,9 +54,9 @@ class StepLimits:
         """Blocks of the longest sequence in one of its tables."""
         return -(-self.positions // self.block_size)
 
-    def shares(self, kv_heads: int) -> int:
-        """Number of equal shares that attention of decodes aims at (`kernels.decode_parts`)."""
-        return shares_for(kv_heads=kv_heads, processors=self.processors)
+    def shares(self, readers: int) -> int:
+        """Number of equal shares that attention of decodes aims at (`kernels.decode_parts`), if each has `readers`."""
+        return shares_for(kv_heads=readers, processors=self.processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,10 @@ class StepBuffers(Generic[T]):
     `table`, `changes` and `inputs` are flat int32 (`rows.DeviceRows`, `inputs.Stage`); sums and the residual stream are
     float32. `fp8_activations` and `ordered_activations` are `ActivationCopies`, empty where no product reads them.
     `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
-    are those of `pooling.Pooler`. The buffers from `router_sums` to `expert_tokens` are of mixtures of experts
-    (`expert_shapes`), those from `state_inputs` to `state_projected` of state layers (`state_shapes`), without elements
-    in models that have none.
+    are those of `pooling.Pooler`. `query_latent`, `queries`, `absorbed` and `latents` are those of latent attention
+    (`mixer_sizes`), the buffers from `router_sums` to `expert_tokens` those of mixtures of experts (`expert_shapes`),
+    those from `state_inputs` to `state_projected` of state layers (`state_shapes`), without elements in models that
+    have none.
     """
 
     fp8_activations: T
@@ -105,7 +107,11 @@ class StepBuffers(Generic[T]):
     residual: T
     normed: T
     qkv: T
+    query_latent: T
+    queries: T
     q: T
+    absorbed: T
+    latents: T
     attended: T
     partial: T
     projected: T
@@ -144,11 +150,10 @@ def buffer_shapes(
     `copies`: those of activations that the model's products read.
     """
     tokens, rows = limits.tokens, limits.rows
-    attended = config.heads * config.head_dim
-    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
-    inner = widest_mlp(config)
+    mixer, latent, inner = mixer_sizes(config), config.latent, widest_mlp(config)
     state = 0 if config.state is None else config.state.inner
-    widest = max(config.hidden, attended, state, inner)
+    widest = max(config.hidden, mixer.attended, mixer.query_latent, state, inner)
+    rotated, rank = (config.head_dim, 0) if latent is None else (latent.rope_dim, latent.kv_rank)
 
     def flat(size: int, dtype: torch.dtype = torch.int32) -> BufferShape:
         return BufferShape((size,), dtype)
@@ -167,9 +172,13 @@ def buffer_shapes(
         slots=BufferShape((limits.groups, tokens), torch.int64),
         residual=by_token(config.hidden, dtype=torch.float32),
         normed=by_token(config.hidden),
-        qkv=by_token(qkv),
-        q=by_token(config.heads, config.head_dim),
-        attended=by_token(config.heads, config.head_dim),
+        qkv=by_token(mixer.qkv),
+        query_latent=by_token(mixer.query_latent),
+        queries=by_token(mixer.queries),
+        q=by_token(config.heads, rotated),
+        absorbed=by_token(config.heads, rank),
+        latents=by_token(config.heads, rank),
+        attended=by_token(config.heads, config.value_dim),
         partial=flat(_partial_elements(config, limits), torch.float32),
         projected=by_token(config.hidden),
         gate_up=by_token(2 * inner),
@@ -315,7 +324,8 @@ def _table_size(limits: StepLimits) -> int:
 
 
 def _partial_elements(config: ModelConfig, limits: StepLimits) -> int:
-    shares = limits.shares(config.kv_heads)
+    mixer = mixer_sizes(config)
+    shares = limits.shares(mixer.readers)
     if most_parts(limits.rows, shares=shares, longest=limits.positions) == limits.rows:
         return 0
-    return partial_size(parts=most_split(shares=shares), heads=config.heads, head_dim=config.head_dim)
+    return partial_size(parts=most_split(shares=shares), heads=config.heads, head_dim=mixer.summed)

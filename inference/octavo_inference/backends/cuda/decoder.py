@@ -10,13 +10,21 @@ from typing import cast
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.device_weights import DeviceExperts, DeviceLayer, DeviceMlp, DeviceWeights
+from octavo_inference.backends.cuda.device_weights import (
+    DeviceAttention,
+    DeviceExperts,
+    DeviceLatent,
+    DeviceLayer,
+    DeviceMlp,
+    DeviceWeights,
+)
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
 from octavo_inference.backends.cuda.layers.experts import mixture
+from octavo_inference.backends.cuda.layers.latent import latent_attention
 from octavo_inference.backends.cuda.layers.mlp import mlp
 from octavo_inference.backends.cuda.layers.state import state_layer
 
@@ -89,10 +97,18 @@ class Decoder:
                 fed = partial(self._feed_forward, number, layer.feed_forward)
                 yield _Part(layer.post_norm, layer.mlp_output_norm, fed)
 
+    def _attention(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch | None:
+        mixer, latent = layer.mixer, self.context.config.latent
+        if mixer is None:
+            return None
+        if isinstance(mixer, DeviceLatent) and latent is not None:
+            return latent_attention(self.context, latent, number, mixer, x, inputs)
+        return attention(self.context, number, cast("DeviceAttention", mixer), x, inputs)
+
     def _mixers(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         """The sum of the outputs of a layer's mixers."""
         context, buffers = self.context, self.context.buffers
-        mixed = None if layer.mixer is None else attention(context, number, layer.mixer, x, inputs)
+        mixed = self._attention(number, layer, x, inputs)
         if layer.state is not None and context.config.state is not None:
             out = (buffers.projected if mixed is None else buffers.state_projected)[: len(x)]
             state_layer(context, number, context.config.state, layer.state, x, inputs, out)

@@ -26,6 +26,22 @@ class DeviceAttention:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLatent:
+    """Latent attention: `qkv` stacks the rows of q, or of the queries' latent, and those of the latent and shared key.
+
+    k_up [heads * nope, rank] and v_up [heads * value, rank] have the type of activations, norms are float32.
+    """
+
+    qkv: Linear
+    o: Linear
+    k_up: Torch
+    v_up: Torch
+    kv_norm: Torch
+    q_norm: Torch | None
+    q_up: Linear | None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceMlp:
     """A dense MLP: `gate_up` stacks the rows of gate and up."""
 
@@ -75,7 +91,7 @@ class DeviceLayer:
     A layer has at least one of them, and a norm before each kind that it has.
     """
 
-    mixer: DeviceAttention | None
+    mixer: DeviceAttention | DeviceLatent | None
     state: DeviceState | None
     feed_forward: DeviceMlp | DeviceExperts | None
     input_norm: Torch | None

@@ -16,7 +16,7 @@ from octavo_inference.backends.cuda.collectives import RankGroup
 from octavo_inference.backends.cuda.device import INTERPRETER, Device, fp8_products
 from octavo_inference.backends.cuda.graphs import CudaCapture, graph_room
 from octavo_inference.backends.cuda.packing import Quantization
-from octavo_inference.backends.cuda.pool import block_bytes
+from octavo_inference.backends.cuda.pool import block_bytes, latent_block_bytes
 from octavo_inference.backends.cuda.sampling import sampler_bytes
 from octavo_inference.backends.cuda.scoring import scorer_bytes
 from octavo_inference.backends.cuda.transfer import pieces
@@ -145,13 +145,19 @@ def memory_needs(
     quantization = _quantization(settings)
     block_size = settings.block_size or DEFAULT_BLOCK_SIZE
     size = device_bytes(config, weights, dtype=dtype, quantization=quantization)
-    block = block_bytes(
-        layers=pool_layout(config).depth,
-        kv_heads=config.kv_heads,
-        block_size=block_size,
-        head_dim=config.head_dim,
-        dtype=kv_type(settings.kv_dtype, dtype),
-    )
+    kv_dtype, depth = kv_type(settings.kv_dtype, dtype), pool_layout(config).depth
+    if config.latent is not None:
+        block = latent_block_bytes(
+            layers=depth, block_size=block_size, cached_dim=config.latent.cached_dim, dtype=kv_dtype
+        )
+    else:
+        block = block_bytes(
+            layers=depth,
+            kv_heads=config.kv_heads,
+            block_size=block_size,
+            head_dim=config.head_dim,
+            dtype=kv_dtype,
+        )
     return MemoryNeeds(
         config,
         device,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
+from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.weight_plan import plan_weights
 from octavo_inference.backends.cuda.widths import widest_mlp
@@ -61,10 +62,9 @@ def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
 
 
 def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
-    attended = config.heads * config.head_dim
-    qkv = attended * (1 + config.attention_gate) + 2 * config.kv_heads * config.head_dim
-    shares = max(1, 3 * _PROCESSORS // config.kv_heads)
-    parts = 2 * shares * config.heads * (config.head_dim + 2) + 9 * _PROCESSORS
+    mixer = mixer_sizes(config)
+    shares = max(1, 3 * _PROCESSORS // mixer.readers)
+    parts = 2 * shares * config.heads * (mixer.summed + 2) + 9 * _PROCESSORS
     inner, mixed = widest_mlp(config), _experts(config)
     plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}
     return GpuShare(
@@ -73,13 +73,14 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
-        token_elements=2 * config.hidden
-        + qkv
-        + 2 * attended
-        + 3 * inner
-        + mixed.token_elements
-        + _state_elements(config),
-        widest=max(config.hidden, attended, inner, 0 if config.state is None else config.state.inner),
+        token_elements=2 * config.hidden + mixer.elements + 3 * inner + mixed.token_elements + _state_elements(config),
+        widest=max(
+            config.hidden,
+            mixer.attended,
+            mixer.query_latent,
+            inner,
+            0 if config.state is None else config.state.inner,
+        ),
         row=_row(config, ranks),
         fixed=4 * ((_PENALISED + 1) * config.vocab + parts) + _CHANGES + mixed.fixed,
         # Where the GPU's tensor cores multiply fp8.

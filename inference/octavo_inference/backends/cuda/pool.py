@@ -21,7 +21,7 @@ class KvPool:
     when it was stored (its largest magnitude over the type's); None for other types.
 
     A head's tokens of a block are contiguous: a kernel reads one run of memory per block and head. A block of a layer
-    is contiguous for copies, swap and KV transfer.
+    is contiguous for copies, swap and KV transfer. Pools of latents have one vector for a token (`allocate_latents`).
     """
 
     data: Torch
@@ -36,6 +36,18 @@ def block_bytes(*, layers: int, kv_heads: int, block_size: int, head_dim: int, d
     """Bytes of one block over its layers, scales included: `allocate_pool` allocates as many per block."""
     scale = _SCALE_BYTES if dtype in _SCALED else 0
     return layers * 2 * kv_heads * block_size * (head_dim * dtype.itemsize + scale)
+
+
+def latent_block_bytes(*, layers: int, block_size: int, cached_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of one block of latents over all layers: `allocate_latents` allocates as many per block."""
+    return layers * block_size * cached_dim * dtype.itemsize
+
+
+def allocate_latents(
+    *, layers: int, num_blocks: int, block_size: int, cached_dim: int, dtype: torch.dtype, device: torch.device
+) -> KvPool:
+    """Allocate a pool of zeros for latent attention: `data` [layers, num_blocks, block_size, cached_dim], no scales."""
+    return KvPool(torch.zeros((layers, num_blocks, block_size, cached_dim), dtype=dtype, device=device), None)
 
 
 def allocate_pool(

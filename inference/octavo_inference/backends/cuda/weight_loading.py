@@ -13,6 +13,7 @@ from octavo_inference.backends.cuda.device import Fp8Products
 from octavo_inference.backends.cuda.device_weights import (
     DeviceAttention,
     DeviceExperts,
+    DeviceLatent,
     DeviceLayer,
     DeviceMlp,
     DeviceState,
@@ -30,6 +31,7 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import (
     ExpertWeights,
+    LatentWeights,
     LayerWeights,
     StateWeights,
     Weights,
@@ -128,8 +130,10 @@ def _layer(
     linear: Callable[[Sequence[Part]], Linear],
 ) -> DeviceLayer:
     """Send a layer; `linear` sends the matrices of a product."""
-    mixer = None
-    if "qkv" in parts:
+    mixer: DeviceAttention | DeviceLatent | None = None
+    if weights.latent is not None:
+        mixer = _latent(weights.latent, parts, sender, linear)
+    elif "qkv" in parts:
         mixer = DeviceAttention(
             linear(parts["qkv"]),
             linear(parts["o"]),
@@ -151,6 +155,24 @@ def _layer(
         sender.given_norm(weights.post_norm),
         sender.given_norm(weights.attention_output_norm),
         sender.given_norm(weights.mlp_output_norm),
+    )
+
+
+def _latent(
+    weights: LatentWeights,
+    parts: dict[str, tuple[Part, ...]],
+    sender: Sender,
+    linear: Callable[[Sequence[Part]], Linear],
+) -> DeviceLatent:
+    [k_up], [v_up] = parts["k_up"], parts["v_up"]
+    return DeviceLatent(
+        linear(parts["qkv"]),
+        linear(parts["o"]),
+        sender.matrix(k_up).values,
+        sender.matrix(v_up).values,
+        sender.norm(weights.kv_norm),
+        sender.given_norm(weights.q_norm),
+        linear(parts["q_up"]) if "q_up" in parts else None,
     )
 
 

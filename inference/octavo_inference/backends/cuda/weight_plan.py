@@ -10,13 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.expert_plan import expert_parts, expert_vectors
+from octavo_inference.backends.cuda.latent_plan import latent_parts, latent_vectors
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.plan_parts import Part, parts_of
 from octavo_inference.backends.cuda.state_plan import state_parts, state_vectors
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights
 
-_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), "o": ("o",)}
+_OUTPUT = {"o": ("o",)}
+_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), **_OUTPUT}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 _VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm", "sinks")
 
@@ -71,8 +73,10 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         }
 
     def matrices(layer: LayerWeights) -> dict[str, tuple[Part, ...]]:
-        experts = layer.experts
-        mixers = fused(layer, _ATTENTION)
+        experts, latent = layer.experts, layer.latent
+        mixers = fused(layer, _ATTENTION if latent is None else _OUTPUT)
+        if latent is not None:
+            mixers |= latent_parts(latent, dense, quantization)
         if layer.state is not None:
             mixers |= state_parts(layer.state, dense, quantization)
         if experts is not None:
@@ -82,6 +86,7 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
     vectors = [getattr(layer, name) for layer in layers for name in _VECTORS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
     added += [vector for layer in layers if layer.state is not None for vector in state_vectors(layer.state)]
+    added += [vector for layer in layers if layer.latent is not None for vector in latent_vectors(layer.latent)]
     return WeightPlan(
         alone(weights.embedding),
         tuple(map(matrices, layers)),

@@ -10,6 +10,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.reference.attention import Attention
 from octavo_inference.backends.reference.feed_forward import Mixture, Mlp
 from octavo_inference.backends.reference.functions import norm_of
+from octavo_inference.backends.reference.latent import LatentMixer
 from octavo_inference.backends.reference.state import StateMixer
 from octavo_inference.backends.reference.tiles import tiled
 from octavo_inference.core.gather import Batch
@@ -39,11 +40,17 @@ class Layer:
     ) -> None:
         part = config.part(number)
         self._config = config
-        self._mixers: list[Attention | StateMixer] = []
+        self._mixers: list[Attention | LatentMixer | StateMixer] = []
         self.pools: list[Torch] = []
         self.states: list[Torch] = []
         if part.attention:
-            attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
+            attention: Attention | LatentMixer
+            if config.latent is not None and weights.latent is not None:
+                attention = LatentMixer(
+                    config, config.latent, weights, weights.latent, slots=slots, block_size=block_size, rope=rope
+                )
+            else:
+                attention = Attention(config, number, weights, slots=slots, block_size=block_size, rope=rope)
             attention.group, attention.pools = group, shared or attention.pools
             self._mixers.append(attention)
             self.pools += attention.pools

@@ -135,7 +135,20 @@ struct Layer {
   int32_t group;             // its block table
   float xielu_positive, xielu_negative;
   StateLayer state;
+  // With latent attention, qkv has the rows of q (or of the queries' latent), then those of the latent and shared key.
+  Matrix query_up;          // from the queries' latent; no rows without one
+  Matrix key_up, value_up;  // floats, head below head: [heads * rank][nope] and [heads * value][rank]
+  const float *query_norm, *latent_norm;
   const Experts* experts;  // in the place of gate_up and down
+};
+
+// Sizes of latent attention (models/layers.py), and its buffers; rank 0: the model has none. by_head has the activation
+// type: queries [heads][tokens][nope], then sums of latents [heads][tokens][rank].
+struct Latent {
+  void *by_head, *absorbed;  // absorbed: [tokens][heads][rank + rope]
+  float* queries;            // rows of query_up, null without one
+  int32_t heads, rank, nope, rope, value, query_rank;
+  float norm_eps;
 };
 
 // The row stride of a scratch buffer is the padded row count of the matrix that writes it.
@@ -170,6 +183,7 @@ struct Model {
   Routing routing;
   float *router_input, *router_logits;  // router_input: null if the activation type is float
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
+  Latent latent;
 };
 
 // slots [groups][num_tokens] and block_table [groups][num_seqs][table_width]: one for each group of layers. Entries of a

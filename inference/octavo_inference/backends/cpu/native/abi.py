@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 14
+VERSION = 15
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -164,7 +164,19 @@ class Layer(ctypes.Structure):
         *[(name, c_int32) for name in ("heads", "kv_heads", "head_norm_stride", "window", "chunk", "group")],
         *[(name, c_float) for name in ("xielu_positive", "xielu_negative")],
         ("state", PackedState),
+        *[(name, PackedMatrix) for name in ("query_up", "key_up", "value_up")],
+        *[(name, c_void_p) for name in ("query_norm", "latent_norm")],
         ("experts", c_void_p),
+    ]
+
+
+class Latent(ctypes.Structure):
+    """Sizes of latent attention, and its buffers."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("by_head", "absorbed", "queries")],
+        *[(name, c_int32) for name in ("heads", "rank", "nope", "rope", "value", "query_rank")],
+        ("norm_eps", c_float),
     ]
 
 
@@ -244,6 +256,7 @@ class DecoderArgs(ctypes.Structure):
                 "expert_quantized",
             )
         ],
+        ("latent", Latent),
     ]
 
 

@@ -62,7 +62,6 @@ class AttentionPlan {
 
  private:
   void add_sequence(const Model& m, const Batch& b, int seq, int heads);
-  void cut_pieces(int team_size);
 
   const int kv_heads_, group_;  // heads of queries in a group
   float* const partials_;
@@ -76,6 +75,22 @@ class AttentionPlan {
 
 inline i64 work(const AttentionItem& item) { return i64(item.keys - item.first_key) * item.heads * item.rows; }
 
+// The ends of pieces of sorted items. Pieces shrink towards the end, so that all threads end at about the same time.
+template <class Item>
+static std::vector<i64> cut_pieces(const std::vector<Item>& items, int team_size) {
+  std::vector<i64> ends;
+  i64 left = 0;
+  for (const Item& item : items) left += work(item);
+  for (size_t at = 0; at < items.size();) {
+    const i64 wanted = left / (2 * team_size);
+    i64 taken = work(items[at++]);
+    while (at < items.size() && taken + work(items[at]) <= wanted) taken += work(items[at++]);
+    ends.push_back(i64(at));
+    left -= taken;
+  }
+  return ends;
+}
+
 inline AttentionPlan::AttentionPlan(const Model& m, const Layer& layer, const Batch& b, int team_size)
     : kv_heads_(layer.kv_heads), group_(layer.heads / layer.kv_heads), partials_(m.partials),
       partial_floats_(sum_floats(m.head_dim) + TILE) {
@@ -86,7 +101,7 @@ inline AttentionPlan::AttentionPlan(const Model& m, const Layer& layer, const Ba
   for (int seq = 0; seq < b.num_seqs; seq++) add_sequence(m, b, seq, heads);
   finished_ = std::vector<std::atomic<int32_t>>(splits_.size());
   std::stable_sort(items_.begin(), items_.end(), [](auto& a, auto& c) { return work(a) > work(c); });
-  cut_pieces(team_size);
+  piece_ends_ = cut_pieces(items_, team_size);
 }
 
 inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq, int heads) {
@@ -114,19 +129,6 @@ inline void AttentionPlan::add_sequence(const Model& m, const Batch& b, int seq,
     if (split < 0) continue;
     splits_.push_back({segments, partials_size_});
     partials_size_ += i64(segments) * count * rows * partial_floats_;
-  }
-}
-
-// Pieces shrink towards the end, so that all threads end at about the same time.
-inline void AttentionPlan::cut_pieces(int team_size) {
-  i64 left = 0;
-  for (const AttentionItem& item : items_) left += work(item);
-  for (size_t at = 0; at < items_.size();) {
-    const i64 wanted = left / (2 * team_size);
-    i64 taken = work(items_[at++]);
-    while (at < items_.size() && taken + work(items_[at]) <= wanted) taken += work(items_[at++]);
-    piece_ends_.push_back(i64(at));
-    left -= taken;
   }
 }
 
@@ -275,6 +277,12 @@ static OCTAVO_INLINE void add_all_values(const typename P::Act* p, const ChunkTi
     if (column < dim) add_all_values<P, R, NV / 2>(p, v, dim, column, rescale, sums, next);
 }
 
+// Tiles of few rows have more columns, so that enough independent sums are in flight to hide the FMA latency.
+template <int R>
+constexpr int SCORE_TILES = W == 16 || R <= 2 ? 2 : 1;
+template <int R>
+constexpr int VALUE_VECS = W == 16 ? (R <= 2 ? 8 : R <= 6 ? 4 : 2) : R <= 2 ? 32 / W : 16 / W;
+
 // Both products by tiles instead: for bf16, where the processor has them.
 #if defined(OCTAVO_TILES)
 template <class P>
@@ -411,9 +419,7 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
   restart();
   if constexpr (BY_TILE_REGISTERS<P>) shape_attention_tiles(R);
 
-  // Tiles of few rows have more columns, so that enough independent sums are in flight to hide the FMA latency.
-  constexpr int TILES = W == 16 || R <= 2 ? 2 : 1;
-  constexpr int NV = W == 16 ? (R <= 2 ? 8 : R <= 6 ? 4 : 2) : R <= 2 ? 32 / W : 16 / W;
+  constexpr int TILES = SCORE_TILES<R>, NV = VALUE_VECS<R>;
   float merged_top[R] = {};
   bool merging = false;  // only items of one head have several segments
   // Rows are in token order, so first[r] and limit[r] never decrease with r.

@@ -10,6 +10,7 @@ import numpy as np
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.expert_packing import pack_experts
+from octavo_inference.backends.cpu.native.latent_packing import pack_latent
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
 from octavo_inference.backends.cpu.native.packing import Packed, Packer
@@ -76,8 +77,12 @@ class _LayerPacker:
 
     def _attention(self, layer: abi.Layer) -> None:
         config, weights = self.config, self.weights
-        gate = ("attention_gate",) if config.attention_gate else ()
-        layer.qkv, layer.output = self._linear("q", "k", "v", *gate), self._linear("o")
+        layer.output = self._linear("o")
+        if config.latent is not None and weights.latent is not None:
+            pack_latent(self.packer, config, config.latent, weights.latent, self.number, layer)
+        else:
+            gate = ("attention_gate",) if config.attention_gate else ()
+            layer.qkv = self._linear("q", "k", "v", *gate)
         if config.qk_norm is not None:
             width = layer.heads * config.head_dim
             layer.q_norm, layer.k_norm = self._norm("q_norm", width), self._norm("k_norm", width)

@@ -6,6 +6,7 @@
 
 #include "attention_part.h"
 #include "experts.h"
+#include "latent_part.h"
 #include "mlp_part.h"
 #include "quant.h"
 #include "sample.h"
@@ -27,10 +28,11 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), expert_plan_(m, b), pooled_(pooled_tokens(p)),
+        layers_(m.layers, m.layers + m.num_layers), latent_plan_(m, b, team_size), expert_plan_(m, b),
+        pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {
     for (const Layer& layer : layers_)
-      if (layer.qkv.rows) plans_.try_emplace({layer.heads, layer.kv_heads}, m, layer, b, team_size);
+      if (layer.qkv.rows && !m.latent.rank) plans_.try_emplace({layer.heads, layer.kv_heads}, m, layer, b, team_size);
   }
 
   void run(Worker& worker) override {
@@ -71,6 +73,10 @@ class Forward final : public Job {
 
   // Mixers, then a feed-forward part. All mixers read the same hidden states, in parallel layers the last part too.
   void layer(Step<P>& step, const Layer& layer) {
+    if (m_.latent.rank) {
+      latent_part(step, layer, latent_plan_);
+      return feed_forward(step, layer);
+    }
     if (layer.state.slots) state_part(step, layer);
     if (layer.qkv.rows) project_part(step, layer);
     if (m_.parallel) feed_forward(step, layer);
@@ -127,6 +133,7 @@ class Forward final : public Job {
   Profile& profile_;
   const std::vector<Layer> layers_;
   std::map<std::pair<int32_t, int32_t>, AttentionPlan> plans_;  // by the numbers of heads and KV heads
+  LatentPlan latent_plan_;
   ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored

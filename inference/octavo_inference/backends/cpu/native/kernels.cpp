@@ -34,7 +34,7 @@ void run_linear(Team& team, const Matrix& matrix, const Input& input, int64_t ro
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{14, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
+  *info = Info{15, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }
@@ -71,6 +71,8 @@ EXPORT void octavo_route(const Routing* routing, const float* correction, float*
 }
 
 EXPORT int64_t octavo_attention_scratch(int32_t head_dim) { return attention_scratch(head_dim); }
+
+EXPORT int64_t octavo_latent_scratch(int32_t rank) { return latent_scratch(rank); }
 
 // Runs the decoder over a batch. Afterwards model->logits [count, padded vocab] has the logits of sampling->row. With
 // `choose` they are adjusted, and the sampling results are filled. If all rows are greedy and need at most a mask, no

@@ -133,7 +133,7 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
         "octavo_quantize": ([c_void_p, c_int64, c_int64, c_void_p], None),
         "octavo_linear": ([c_void_p, POINTER(abi.PackedMatrix), c_void_p, c_void_p, c_int64, c_void_p], None),
         "octavo_route": ([POINTER(abi.Routing), c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
-        "octavo_attention_scratch": ([c_int32], c_int64),
+        **{name: ([c_int32], c_int64) for name in ("octavo_attention_scratch", "octavo_latent_scratch")},
         "octavo_step": (
             [
                 c_void_p,

@@ -13,7 +13,15 @@ from octavo_inference.backends.cpu.native import abi
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.models.groups import GroupedMatrix, Grouping
-from octavo_inference.models.weights import ExpertWeights, Format, Matrix, Tensor, Weights, required
+from octavo_inference.models.weights import (
+    ExpertWeights,
+    Format,
+    LatentWeights,
+    Matrix,
+    Tensor,
+    Weights,
+    required,
+)
 
 ELEMENT_BYTES = {"f32": 4, "bf16": 2}
 BLOCK = 32  # of int8.h
@@ -180,7 +188,7 @@ def input_order(matrices: Sequence[Matrix]) -> np.ndarray[tuple[int], np.dtype[n
 def packed_bytes(weights: Weights, wanted: WeightFormat) -> int:
     """Bytes that `pack` allocates for matrices, without the padding of their last panels."""
     linears = sum(matrix_bytes(matrices, wanted, arrangement) for matrices, arrangement in _linears(weights))
-    return linears + _router_bytes(weights)
+    return linears + expansion_bytes(weights, wanted) + _router_bytes(weights)
 
 
 def largest_unpacked(weights: Weights) -> int:
@@ -202,10 +210,13 @@ def unpacked_bytes(parts: Iterable[PackedPart], panel: int, *, tiles: bool) -> i
 def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
     """The matrices of each packed one, and their arrangement; not those of routers."""
     for layer in weights.layers:
-        if layer.q is not None:
+        if layer.latent is not None:
+            yield from ((matrices, abi.CONCATENATED) for matrices in _latent_linears(layer.latent))
+        elif layer.q is not None:
             gate = () if layer.attention_gate is None else (layer.attention_gate,)
             yield (layer.q, required(layer.k), required(layer.v), *gate), abi.CONCATENATED
-            yield (required(layer.o),), abi.CONCATENATED
+        if layer.o is not None:
+            yield (layer.o,), abi.CONCATENATED
         if layer.state is not None:
             yield layer.state.inputs, abi.CONCATENATED
             yield (layer.state.output,), abi.CONCATENATED
@@ -215,6 +226,27 @@ def _linears(weights: Weights) -> Iterator[tuple[tuple[Matrix, ...], int]]:
             yield _gate_up(layer.gate, layer.up)
             yield (required(layer.down),), abi.CONCATENATED
     yield (weights.lm_head,), abi.CONCATENATED
+
+
+def _latent_linears(weights: LatentWeights) -> Iterator[tuple[Matrix, ...]]:
+    """The matrices of each packed one, without the expansions."""
+    if weights.q_up is None:
+        yield required(weights.q), weights.kv_down
+    else:
+        yield required(weights.q_down), weights.kv_down
+        yield (weights.q_up,)
+
+
+def expansion_bytes(weights: Weights, wanted: WeightFormat) -> int:
+    """Bytes of the packed expansions of all layers."""
+    latents = [layer.latent for layer in weights.layers if layer.latent is not None]
+    rows = [matrix.shape for latent in latents for matrix in (latent.k_up, latent.v_up)]
+    return sum(height * width for height, width in rows) * ELEMENT_BYTES[expansion_format(wanted)]
+
+
+def expansion_format(wanted: WeightFormat) -> WeightFormat:
+    """Expansions are multiplied as floats: they are small, and each head has its own."""
+    return "f32" if wanted == "f32" else "bf16"
 
 
 def _expert_linears(experts: ExpertWeights) -> Iterator[tuple[tuple[Matrix, ...], int]]:

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from octavo_inference.backends.cuda.kernels import workspace
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
 from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
 
@@ -55,6 +56,20 @@ def attention_tile(
         return AttentionTile(least, 128, 4, 2) if hopper else AttentionTile(least, 64, 4, 3)
     large = hopper and not quantized
     return AttentionTile(max(least, 128), 128, 8, 3) if large else AttentionTile(max(least, 64), 64, 4, 2)
+
+
+def latent_tile(heads: int, dtype: torch.dtype, *, decode: bool) -> AttentionTile:
+    """The tile of latent attention for one query token per sequence, or for several: all `heads` share the latents.
+
+    Sums of 512 elements leave room for few rows, and the latents of a tile for few keys: operands and one buffer fit
+    the 99 KiB of shared memory of the smallest GPU. Not measured on a GPU.
+    """
+    least = max(_MMA_ROWS, triton.next_power_of_2(min(heads, LATENT_HEADS)))
+    if triton.knobs.runtime.interpret:
+        return AttentionTile(rows=max(least, 64), keys=64, warps=4, stages=2)
+    if dtype == torch.float32:
+        return AttentionTile(rows=_MMA_ROWS, keys=16, warps=8, stages=1)
+    return AttentionTile(least if decode else LATENT_HEADS, 32, 8, 2)
 
 
 @dataclass(frozen=True, slots=True)

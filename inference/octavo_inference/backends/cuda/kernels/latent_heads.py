@@ -1,0 +1,4 @@
+"""How latent attention divides heads over programs. Needs no GPU library."""
+
+LATENT_HEADS = 32
+"""Most heads of a program: its sums of latents take half of the registers."""

@@ -16,7 +16,7 @@ from octavo_inference.models.weights import LatentWeights, LayerWeights, require
 
 
 class LatentMixer:
-    """The mixer of a layer. `pools`: its normed latents and rotated shared keys, [slots, cached_dim]. `group`: its table."""
+    """The mixer of a layer. `pools`: normed latents and rotated shared keys [slots, cached_dim]. `group`: its table."""
 
     def __init__(
         self,

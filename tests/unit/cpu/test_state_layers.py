@@ -218,7 +218,7 @@ def test_a_run_of_decodes_gives_the_tokens_of_single_steps(
     backend = create(config, random_model(config, rng), kernels, state_slots=SLOTS)
     table = table_of(temperature=2.0)
     prompts = [
-        Story(table.tokens[row].tolist(), table.blocks[row].tolist(), 0, length - 1)
+        Story(table.tokens[row].tolist(), table.blocks[row, 0].tolist(), 0, length - 1)
         for row, length in enumerate(PROMPTS)
     ]
     backend.logits(states_batch(prompts))

@@ -77,12 +77,12 @@ class _LayerPacker:
 
     def _attention(self, layer: abi.Layer) -> None:
         config, weights = self.config, self.weights
-        layer.output = self._linear("o")
         if config.latent is not None and weights.latent is not None:
             pack_latent(self.packer, config, config.latent, weights.latent, self.number, layer)
         else:
             gate = ("attention_gate",) if config.attention_gate else ()
             layer.qkv = self._linear("q", "k", "v", *gate)
+        layer.output = self._linear("o")
         if config.qk_norm is not None:
             width = layer.heads * config.head_dim
             layer.q_norm, layer.k_norm = self._norm("q_norm", width), self._norm("k_norm", width)

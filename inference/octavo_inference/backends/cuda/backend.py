@@ -443,7 +443,7 @@ def _pool(config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dt
     """The pool of a model, of zeros."""
     if config.latent is not None:
         return allocate_latents(
-            layers=config.layers,
+            layers=config.attention_layers,
             num_blocks=num_blocks,
             block_size=block_size,
             cached_dim=config.latent.cached_dim,
@@ -451,7 +451,7 @@ def _pool(config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dt
             device=device,
         )
     return allocate_pool(
-        layers=config.layers,
+        layers=config.attention_layers,
         num_blocks=num_blocks,
         kv_heads=config.kv_heads,
         block_size=block_size,

@@ -65,6 +65,7 @@ def create(
             max_batched_tokens=sizes.max_batched_tokens,
             max_running=sizes.max_running,
             max_model_len=sizes.max_model_len,
+            state_slots=sizes.state_slots,
             dtype=need.dtype,
             kv_dtype=settings.kv_dtype,
             quantization=need.quantization,
@@ -144,11 +145,11 @@ def memory_needs(
     kv_dtype = kv_type(settings.kv_dtype, dtype)
     if config.latent is not None:
         block = latent_block_bytes(
-            layers=config.layers, block_size=block_size, cached_dim=config.latent.cached_dim, dtype=kv_dtype
+            layers=config.attention_layers, block_size=block_size, cached_dim=config.latent.cached_dim, dtype=kv_dtype
         )
     else:
         block = block_bytes(
-            layers=config.layers,
+            layers=config.attention_layers,
             kv_heads=config.kv_heads,
             block_size=block_size,
             head_dim=config.head_dim,

@@ -272,7 +272,7 @@ def test_a_folder_of_random_weights_is_a_checkpoint(tmp_path: Path) -> None:
     model = load_model(str(write(tmp_path / "model", config, random_weights(config))))
     assert isinstance(model, LoadedModel)
     # Defaults, spelled out.
-    usual = {"rotary_dim": config.head_dim, "bos_token_id": 0}
+    usual = {"rotary_dim": config.head_dim, "query_scale": config.score_scale, "bos_token_id": 0}
     assert replace(model.config, digest="") == replace(config, **usual)
     expected = random_weights(config)
     for found, given in (

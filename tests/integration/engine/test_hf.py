@@ -223,7 +223,7 @@ def test_half_precision_is_as_near_as_that_of_transformers(tmp_path: Path, name:
 def test_a_folder_native_kernels_do_not_know_is_given_to_transformers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_model(tmp_path, "GPT2", **GPT2)
+    write_model(tmp_path, "Persimmon", **GPT2)
     with caplog.at_level(logging.WARNING):
         llm = load(tmp_path, backend="cpu")  # what --device cpu means
     assert llm.engine.backend.name.startswith("transformers (GPT2LMHeadModel, float32, 1 thread")

@@ -22,7 +22,7 @@ FUNCTIONS: dict[Name, ast.FunctionDef] = {
     if isinstance(node, ast.FunctionDef) and node.name != "wait_for_previous"
 }
 WAITING = sorted(name for name, node in FUNCTIONS.items() if "wait_for_previous()" in ast.unparse(node))
-BEFORE = {"_load_weights", "is_four_bits", "nothing", "tl.program_id", "tl.arange", "tl.num_programs"}
+BEFORE = {"load_weights", "is_four_bits", "nothing", "tl.program_id", "tl.arange", "tl.num_programs"}
 """Functions that a kernel may call before it waits: they read weights, or nothing."""
 
 

@@ -19,6 +19,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import LayerParts, StateLayer
 from octavo_inference.models.weights import LayerWeights, Weights
 
+from ..unit.cpu.decoders import tensor  # noqa: TID252 -- as above
 from ..unit.cpu.state_models import (  # noqa: TID252 -- tests are no package
     ATTENTION,
     BOTH,
@@ -31,7 +32,6 @@ from ..unit.cpu.state_models import (  # noqa: TID252 -- tests are no package
     random_model,
     state_config,
 )
-from ..unit.cpu.test_forward import tensor  # noqa: TID252 -- as above
 from ..unit.engine.echo import Runner, make_runner  # noqa: TID252 -- as above
 
 BLOCK, LONGEST, ROWS, SNAPSHOTS, WORDS = 8, 160, 8, 6, 61

@@ -98,7 +98,8 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         common["max_positions"] = int(settings.number("max_position_embeddings"))
     if "activation" not in fields:
         common["activation"] = settings.activation()
-    return ModelConfig(**common | fields)
+    config = ModelConfig(**common | fields)
+    return replace(config, query_scale=config.score_scale)
 
 
 def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *, contents: bool = True) -> Weights:

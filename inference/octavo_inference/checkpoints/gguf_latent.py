@@ -7,13 +7,22 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
-from octavo_inference.checkpoints.latent_rows import compressed_rows, expansions, query_rows, transposed
+from octavo_inference.checkpoints.latent_rows import compressions, expansions, transposed
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.rope import YarnScaling
 from octavo_inference.models.rows import Order
 from octavo_inference.models.weights import LatentWeights, Matrix, Tensor
+
+_NAMES = {
+    "kv_down": "attn_kv_a_mqa",
+    "kv_norm": "attn_kv_a_norm",
+    "q": "attn_q",
+    "q_down": "attn_q_a",
+    "q_norm": "attn_q_a_norm",
+    "q_up": "attn_q_b",
+}
 
 
 class Tensors(Protocol):
@@ -80,9 +89,7 @@ def latent_weights(
     tensors: Tensors, config: ModelConfig, latent: LatentAttention, p: str, *, adjacent: bool
 ) -> LatentWeights:
     """The tensors with the prefix `p`, without the output projection; `adjacent`: rotary pairs are neighbours."""
-    hidden, heads, rank = config.hidden, config.heads, latent.query_rank
-    q_order = query_rows(heads, latent) if adjacent else None
-    width = heads * latent.key_dim
+    heads = config.heads
     k_up: Matrix
     if tensors.has(p + "attn_k_b.weight"):
         stored = tensors.stack(p + "attn_k_b.weight", heads, latent.kv_rank, latent.nope_dim)
@@ -92,18 +99,11 @@ def latent_weights(
         rows = heads * (latent.nope_dim + latent.value_dim)
         both = tensors.ordered(p + "attn_kv_b.weight", rows, latent.kv_rank, None)
         k_up, v_up = expansions(both, heads, latent, contents=tensors.contents)
-    down_order = compressed_rows(latent) if adjacent else None
-    fields: dict[str, Any] = {
-        "kv_down": tensors.ordered(p + "attn_kv_a_mqa.weight", latent.cached_dim, hidden, down_order),
-        "kv_norm": tensors.vector(p + "attn_kv_a_norm.weight", latent.kv_rank),
-        "k_up": k_up,
-        "v_up": v_up,
-    }
-    if rank is None:
-        return LatentWeights(**fields, q=tensors.ordered(p + "attn_q.weight", width, hidden, q_order))
-    return LatentWeights(
-        **fields,
-        q_down=tensors.ordered(p + "attn_q_a.weight", rank, hidden, None),
-        q_norm=tensors.vector(p + "attn_q_a_norm.weight", rank),
-        q_up=tensors.ordered(p + "attn_q_b.weight", width, rank, q_order),
+    return compressions(
+        config,
+        latent,
+        lambda name, *shape: tensors.ordered(f"{p}{_NAMES[name]}.weight", *shape),
+        lambda name, size: tensors.vector(f"{p}{_NAMES[name]}.weight", size),
+        (k_up, v_up),
+        adjacent=adjacent,
     )

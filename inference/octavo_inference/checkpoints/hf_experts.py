@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo_inference.checkpoints.hf_settings import HfSettings
@@ -45,13 +45,7 @@ MIXTRAL = ExpertNames(
     up="block_sparse_moe.experts.{}.w3",
     down="block_sparse_moe.experts.{}.w2",
 )
-MINIMAX = ExpertNames(
-    router="block_sparse_moe.gate",
-    correction="block_sparse_moe.e_score_correction_bias",
-    gate="block_sparse_moe.experts.{}.w1",
-    up="block_sparse_moe.experts.{}.w3",
-    down="block_sparse_moe.experts.{}.w2",
-)
+MINIMAX = replace(MIXTRAL, correction="block_sparse_moe.e_score_correction_bias")
 GRANITE = ExpertNames(
     router="block_sparse_moe.router.layer",
     gate_up="block_sparse_moe.input_linear.weight",

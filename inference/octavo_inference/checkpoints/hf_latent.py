@@ -6,12 +6,21 @@ from typing import Any
 
 from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_tensors import HfTensors
-from octavo_inference.checkpoints.latent_rows import compressed_rows, expansions, query_rows
+from octavo_inference.checkpoints.latent_rows import compressions, expansions
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.rope import yarn_magnitude
 from octavo_inference.models.weights import LatentWeights
+
+_NAMES = {
+    "kv_down": "kv_a_proj_with_mqa",
+    "kv_norm": "kv_a_layernorm",
+    "q": "q_proj",
+    "q_down": "q_a_proj",
+    "q_norm": "q_a_layernorm",
+    "q_up": "q_b_proj",
+}
 
 
 def latent_fields(settings: HfSettings) -> dict[str, Any]:
@@ -56,23 +65,13 @@ def latent_weights(
     tensors: HfTensors, config: ModelConfig, latent: LatentAttention, p: str, *, adjacent: bool
 ) -> LatentWeights:
     """The tensors with the prefix `p`, without the output projection; `adjacent`: rotary pairs are neighbours."""
-    hidden, heads, rank = config.hidden, config.heads, latent.query_rank
-    q_order = query_rows(heads, latent) if adjacent else None
-    width = heads * latent.key_dim
-    expanded = tensors.matrix(p + "kv_b_proj.weight", heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
-    k_up, v_up = expansions(expanded, heads, latent, contents=tensors.contents)
-    down_order = compressed_rows(latent) if adjacent else None
-    fields: dict[str, Any] = {
-        "kv_down": tensors.matrix(p + "kv_a_proj_with_mqa.weight", latent.cached_dim, hidden, down_order),
-        "kv_norm": tensors.norm(p + "kv_a_layernorm.weight", latent.kv_rank),
-        "k_up": k_up,
-        "v_up": v_up,
-    }
-    if rank is None:
-        return LatentWeights(**fields, q=tensors.matrix(p + "q_proj.weight", width, hidden, q_order))
-    return LatentWeights(
-        **fields,
-        q_down=tensors.matrix(p + "q_a_proj.weight", rank, hidden),
-        q_norm=tensors.norm(p + "q_a_layernorm.weight", rank),
-        q_up=tensors.matrix(p + "q_b_proj.weight", width, rank, q_order),
+    rows = config.heads * (latent.nope_dim + latent.value_dim)
+    both = tensors.matrix(p + "kv_b_proj.weight", rows, latent.kv_rank)
+    return compressions(
+        config,
+        latent,
+        lambda name, *shape: tensors.matrix(f"{p}{_NAMES[name]}.weight", *shape),
+        lambda name, size: tensors.norm(f"{p}{_NAMES[name]}.weight", size),
+        expansions(both, config.heads, latent, contents=tensors.contents),
+        adjacent=adjacent,
     )

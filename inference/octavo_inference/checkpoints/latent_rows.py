@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.layers import LatentAttention
 from octavo_inference.models.rows import Order, half_split_rows, reordered
-from octavo_inference.models.weights import Matrix, Tensor, bf16_bits, dequantize
+from octavo_inference.models.weights import LatentWeights, Matrix, Tensor, bf16_bits, dequantize
 
 
 def query_rows(heads: int, latent: LatentAttention) -> Order:
@@ -33,6 +36,36 @@ def expansions(matrix: Matrix, heads: int, latent: LatentAttention, *, contents:
     if not contents and not isinstance(matrix, GroupedMatrix):
         return matrix.rows(0, len(orders[0])), matrix.rows(0, len(orders[1]))
     return reordered(matrix, orders[0]), reordered(matrix, orders[1])
+
+
+def compressions(
+    config: ModelConfig,
+    latent: LatentAttention,
+    matrix: Callable[[str, int, int, Order | None], Matrix],
+    norm: Callable[[str, int], Tensor],
+    expanded: tuple[Matrix, Matrix],
+    *,
+    adjacent: bool,
+) -> LatentWeights:
+    """A layer's latent attention, without the output projection, of k_up and v_up and what the file has beside them.
+
+    `matrix(name, rows, columns, order)` and `norm(name, size)` read the field `name` of `LatentWeights`. `adjacent`:
+    rotary pairs are neighbours.
+    """
+    hidden, heads, rank = config.hidden, config.heads, latent.query_rank
+    q_order, down_order = (query_rows(heads, latent), compressed_rows(latent)) if adjacent else (None, None)
+    width = heads * latent.key_dim
+    k_up, v_up = expanded
+    return LatentWeights(
+        kv_down=matrix("kv_down", latent.cached_dim, hidden, down_order),
+        kv_norm=norm("kv_norm", latent.kv_rank),
+        k_up=k_up,
+        v_up=v_up,
+        q=matrix("q", width, hidden, q_order) if rank is None else None,
+        q_down=None if rank is None else matrix("q_down", rank, hidden, None),
+        q_norm=None if rank is None else norm("q_norm", rank),
+        q_up=None if rank is None else matrix("q_up", width, rank, q_order),
+    )
 
 
 def transposed(matrix: Matrix, heads: int, *, contents: bool) -> Tensor:

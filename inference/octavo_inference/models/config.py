@@ -88,7 +88,6 @@ class ModelConfig:
     attention_gate: bool = False
     alibi: float = 0.0
     learned_positions: int = 0
-    token_types: int = 0
     bidirectional: bool = False
     qkv_clip: float | None = None
     query_temperature: tuple[float, float] | None = None

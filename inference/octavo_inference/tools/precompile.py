@@ -171,6 +171,9 @@ def rehearse(
         backend.warm_up()
         while backend.idle():
             pass
+    # A backend is part of reference cycles, so its buffers would stay until Python looks for some.
+    del backend
+    gc.collect()
     return found
 
 

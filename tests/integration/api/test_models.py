@@ -135,7 +135,7 @@ def test_a_model_that_only_transformers_knows_is_served(start: Any, tmp_path: Pa
     torch = pytest.importorskip("torch", reason="the transformers backend needs it")
     transformers = pytest.importorskip("transformers", reason="the transformers backend needs it")
     torch.manual_seed(0)
-    config = transformers.GPTNeoXConfig(
+    config = transformers.PersimmonConfig(
         vocab_size=VOCAB,
         hidden_size=64,
         intermediate_size=96,
@@ -147,10 +147,10 @@ def test_a_model_that_only_transformers_knows_is_served(start: Any, tmp_path: Pa
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     folder = write_folder(tmp_path / "m", {})
     model.save_pretrained(folder)
-    server = start("--model", str(folder), "--dtype", "float32", "--served-model-name", "neox")
+    server = start("--model", str(folder), "--dtype", "float32", "--served-model-name", "own")
     assert "is computed by transformers, slower than native kernels: " in server.log
-    assert "engine: transformers (GPTNeoXForCausalLM, float32, " in server.log
-    body = {"model": "neox", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0}
+    assert "engine: transformers (PersimmonForCausalLM, float32, " in server.log
+    body = {"model": "own", "prompt": [5, 6, 7], "max_tokens": 12, "temperature": 0}
     answer = server.api.post("/v1/completions", json=body).json()["choices"][0]["text"]
     with torch.inference_mode():
         expected = model.generate(torch.tensor([[5, 6, 7]]), max_new_tokens=12, do_sample=False, pad_token_id=0)

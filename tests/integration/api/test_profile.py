@@ -20,7 +20,7 @@ def test_a_profile_divides_the_time_of_the_steps(server: Running) -> None:
     assert found["steps"] == found["decoded_tokens"] > 0
     assert found["context_tokens"] > found["decoded_tokens"]
     parts = found["part_seconds"]
-    assert set(parts) == {"linears", "attention", "lm_head", "elementwise", "sampling", "experts"}
+    assert set(parts) == {"linears", "attention", "lm_head", "elementwise", "sampling", "experts", "states"}
     assert min(parts.values()) >= 0
     assert parts["linears"] > 0
     assert parts["lm_head"] > 0

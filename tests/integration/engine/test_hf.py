@@ -223,13 +223,13 @@ def test_half_precision_is_as_near_as_that_of_transformers(tmp_path: Path, name:
 def test_a_folder_native_kernels_do_not_know_is_given_to_transformers(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_model(tmp_path, "GPT2", **GPT2)
+    write_model(tmp_path, "Persimmon")
     with caplog.at_level(logging.WARNING):
         llm = load(tmp_path, backend="cpu")  # what --device cpu means
-    assert llm.engine.backend.name.startswith("transformers (GPT2LMHeadModel, float32, 1 thread")
+    assert llm.engine.backend.name.startswith("transformers (PersimmonForCausalLM, float32, 1 thread")
     assert llm.settings.backend == "transformers"
     assert "is computed by transformers, slower than native kernels: " in caplog.text
-    with pytest.raises(SettingsError, match=r"the reference backend cannot compute this model: .*GPT2LMHeadModel"):
+    with pytest.raises(SettingsError, match=r"the reference backend cannot compute this model: .*PersimmonForCausalLM"):
         load(tmp_path, backend="reference")
 
 

@@ -24,8 +24,12 @@ def random_weights(
     bare_norms: bool = False,
     norm_biases: bool = False,
     norms_by_head: bool = False,
+    token_types: bool = False,
 ) -> Weights:
-    """`bare_norms`: norms have no weights; `norms_by_head`: each head has norms of q and k of its own."""
+    """`bare_norms`: norms have no weights; `norms_by_head`: each head has norms of q and k of its own.
+
+    `token_types`: a vector is added to every embedding.
+    """
 
     def norms(present: bool, width: int, *names: str) -> dict[str, Tensor]:
         if not present:
@@ -81,7 +85,7 @@ def random_weights(
         lm_head=embedding,
         head_bias=vector(rng, config.vocab) if config.head_bias else None,
         positions=tensor(rng, config.learned_positions, config.hidden) if config.learned_positions else None,
-        token_type=vector(rng, config.hidden) if config.token_types else None,
+        token_type=vector(rng, config.hidden) if token_types else None,
         **{"final_norm": None} | norms(not config.post_residual_norms, config.hidden, "final_norm"),  # type: ignore[arg-type]
         **norms(config.embedding_norm, config.hidden, "embedding_norm"),  # type: ignore[arg-type]
     )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.backends.cpu.footprint import _working
 from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.reference.backend import ReferenceBackend
+from octavo_inference.backends.reference.functions import activate
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.models.config import Activation, ModelConfig
 from octavo_inference.models.layers import LayerParts
@@ -22,8 +24,6 @@ from octavo_inference.models.weights import Tensor, Weights
 
 from .decoders import random_weights
 from .test_forward import TINY, Float32, Story, batch_of, create, stories
-
-pytestmark = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="compares with the reference backend")
 
 BASE = replace(TINY, layers=3, vocab=83, max_positions=256)
 LENGTHS = (1, 6, 33, 50)
@@ -112,7 +112,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "layer_norm": True,
         "norm_biases": True,
         "learned_positions": 256,
-        "token_types": 2,
+        "token_types": True,
         "embedding_norm": True,
         "rotated": (False,) * 3,
         "input_norms": False,
@@ -126,15 +126,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "relu": {"gated": False, "activation": "relu", "intermediate": 80, "mlp_bias": True},
     "deci": {"parts": PRUNED},
 }
-KINDS = ("bare_norms", "norm_biases", "norms_by_head")
+KINDS = ("bare_norms", "norm_biases", "norms_by_head", "token_types")
 
 
 def reference(config: ModelConfig, weights: Weights, told: list[Story]) -> Float32:
     """Logits after each sequence by the reference backend."""
-    import torch
-
-    from octavo_inference.backends.reference.backend import ReferenceBackend
-
     torch.set_num_threads(1)
     step = batch_of(told)
     blocks = 1 + int(step.block_table.max())
@@ -225,7 +221,7 @@ def combinations(draw: st.DrawFn) -> dict[str, Any]:
         "activation": draw(st.sampled_from(["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"])),
         "rotated": draw(st.sampled_from([(), (True, False, True), (False, False, True)])),
         "learned_positions": draw(st.sampled_from([0, 256])),
-        "token_types": draw(st.sampled_from([0, 2])),
+        "token_types": draw(st.booleans()),
         "qkv_clip": draw(st.sampled_from([None, 0.5])),
         "query_temperature": draw(st.sampled_from([None, (8.0, 0.3)])),
         "attention_softcap": draw(st.sampled_from([None, 4.0])),
@@ -313,10 +309,6 @@ def test_blocks_of_unlike_layers_are_copied_and_kept(kernels: Kernels) -> None:
 def test_activations_of_large_small_and_no_numbers(
     kernels: Kernels, rng: np.random.Generator, activation: Activation, gated: bool
 ) -> None:
-    import torch
-
-    from octavo_inference.backends.reference.functions import activate
-
     x = np.concatenate([np.linspace(-12, 12, 107), [-300, 300, -1e-3, 1e-3, np.nan]]).astype(np.float32)
     config = replace(BASE, layers=1, gated=gated, activation=activation, mlp_bias=True)
     weights = random_weights(config, rng)

@@ -98,7 +98,7 @@ class CpuBackend:
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
-        tokens, layers = max_batched_tokens, (abi.Layer * config.layers)(*packed.layers)
+        tokens, layers = max_batched_tokens, (abi.LayerArgs * config.layers)(*packed.layers)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
             rope = config.rope(number)

@@ -66,6 +66,7 @@ def create(
             max_batched_tokens=sizes.max_batched_tokens,
             max_running=sizes.max_running,
             max_model_len=sizes.max_model_len,
+            state_slots=sizes.state_slots,
             dtype=need.dtype,
             kv_dtype=settings.kv_dtype,
             quantization=need.quantization,

@@ -114,13 +114,13 @@ class PackedState(ctypes.Structure):
     ]
 
 
-class Norm(ctypes.Structure):
+class NormArgs(ctypes.Structure):
     """A norm of rows; without a weight there is none."""
 
     _fields_: ClassVar[Fields] = [("weight", c_void_p), ("bias", c_void_p)]
 
 
-class Routing(ctypes.Structure):
+class RoutingArgs(ctypes.Structure):
     """How tokens choose among experts; count 0: there are none."""
 
     _fields_: ClassVar[Fields] = [
@@ -151,12 +151,12 @@ class ExpertLayer(ctypes.Structure):
     ]
 
 
-class Layer(ctypes.Structure):
+class LayerArgs(ctypes.Structure):
     """One decoder layer."""
 
     _fields_: ClassVar[Fields] = [
         *[
-            (name, Norm)
+            (name, NormArgs)
             for name in ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
         ],
         *[(name, c_void_p) for name in ("rope", "sinks", "slopes", "kv")],
@@ -184,9 +184,9 @@ class DecoderArgs(ctypes.Structure):
     """Weights, sizes and scratch buffers."""
 
     _fields_: ClassVar[Fields] = [
-        ("layers", POINTER(Layer)),
-        ("embedding_norm", Norm),
-        ("final_norm", Norm),
+        ("layers", POINTER(LayerArgs)),
+        ("embedding_norm", NormArgs),
+        ("final_norm", NormArgs),
         ("token_type", c_void_p),
         ("embedding", StoredMatrix),
         ("positions", StoredMatrix),
@@ -245,7 +245,7 @@ class DecoderArgs(ctypes.Structure):
         *[(name, c_void_p) for name in ("state_inputs", "mixed")],
         ("state", StateSizes),
         ("attention_gate", c_int32),
-        ("routing", Routing),
+        ("routing", RoutingArgs),
         *[
             (name, c_void_p)
             for name in (

@@ -346,6 +346,36 @@ static OCTAVO_INLINE void clear(float* values, int count) {
   for (int i = 0; i < count; i += W) store(values + i, Vec{});
 }
 
+// Ends an item. Each row is a merge of earlier segments, where there is any, and of the last one; of split keys the item
+// that ends last merges all. finish(row, sums, top) writes a row's result.
+template <class Plan, class Item, class Finish>
+static OCTAVO_INLINE void finish_item(Plan& plan, const Item& item, int rows, int dim, float* merged, float* merged_top,
+                                      float* sums, const float* top, const Finish& finish) {
+  const int width = sum_floats(dim);
+  if (item.split < 0) {
+    for (int row = 0; row < rows; row++) {
+      if (merged) merge(merged + row * width, merged_top[row], sums + row * width, top[row], dim);
+      finish(row, (merged ? merged : sums) + row * width, merged ? merged_top[row] : top[row]);
+    }
+    return;
+  }
+  for (int row = 0; row < rows; row++) {
+    float* partial = plan.partial(item, item.segment, row);
+    std::copy(sums + row * width, sums + (row + 1) * width, partial);
+    partial[width] = top[row];
+  }
+  if (!plan.finish(item)) return;
+  for (int row = 0; row < rows; row++) {
+    float highest = MASKED;
+    clear(sums, width);
+    for (int segment = 0; segment < plan.segments(item); segment++) {
+      const float* partial = plan.partial(item, segment, row);
+      merge(sums, highest, partial, partial[width], dim);
+    }
+    finish(row, sums, highest);
+  }
+}
+
 struct KeyRange {
   int first, end;
 };
@@ -480,28 +510,7 @@ static void attend(const AttentionLayer<P>& layer, AttentionPlan& plan, const At
     Act* out = layer.attended + (token[row % R] * all_heads + query_head) * dim;
     for (int i = 0; i < dim; i += W) store(out + i, load(from + i) * inverse);
   };
-  if (item.split < 0) {
-    for (int row = 0; row < rows; row++) {
-      if (merging) merge(merged + row * width, merged_top[row], sums + row * width, top[row], dim);
-      finish(row, (merging ? merged : sums) + row * width, merging ? merged_top[row] : top[row]);
-    }
-    return;
-  }
-  for (int row = 0; row < rows; row++) {
-    float* partial = plan.partial(item, item.segment, row);
-    std::copy(sums + row * width, sums + (row + 1) * width, partial);
-    partial[width] = top[row];
-  }
-  if (!plan.finish(item)) return;
-  for (int row = 0; row < rows; row++) {
-    float highest = MASKED;
-    clear(sums, width);
-    for (int segment = 0; segment < plan.segments(item); segment++) {
-      const float* partial = plan.partial(item, segment, row);
-      merge(sums, highest, partial, partial[width], dim);
-    }
-    finish(row, sums, highest);
-  }
+  finish_item(plan, item, rows, dim, merging ? merged : nullptr, merged_top, sums, top, finish);
 }
 
 // Called by every thread of the team.

@@ -56,8 +56,8 @@ class _LayerPacker:
     number: int
     weights: LayerWeights
 
-    def pack(self) -> abi.Layer:
-        layer, part = abi.Layer(), self.config.part(self.number)
+    def pack(self) -> abi.LayerArgs:
+        layer, part = abi.LayerArgs(), self.config.part(self.number)
         if part.attention:
             layer.heads, layer.kv_heads = part.heads, part.kv_heads
             self._attention(layer)
@@ -75,14 +75,14 @@ class _LayerPacker:
             self._feed_forward_norms(layer)
         return layer
 
-    def _attention(self, layer: abi.Layer) -> None:
+    def _attention(self, layer: abi.LayerArgs) -> None:
         config, weights = self.config, self.weights
-        layer.output = self._linear("o")
         if config.latent is not None and weights.latent is not None:
             pack_latent(self.packer, config, config.latent, weights.latent, self.number, layer)
         else:
             gate = ("attention_gate",) if config.attention_gate else ()
             layer.qkv = self._linear("q", "k", "v", *gate)
+        layer.output = self._linear("o")
         if config.qk_norm is not None:
             width = layer.heads * config.head_dim
             layer.q_norm, layer.k_norm = self._norm("q_norm", width), self._norm("k_norm", width)
@@ -94,21 +94,21 @@ class _LayerPacker:
         if config.alibi:
             layer.slopes = self.packer.own(alibi_slopes(layer.heads) * np.float32(config.alibi))
 
-    def _mixer_norms(self, layer: abi.Layer) -> None:
+    def _mixer_norms(self, layer: abi.LayerArgs) -> None:
         config = self.config
         if config.input_norms:
             layer.input_norm = self._norm("input_norm")
         if config.output_norms or config.post_residual_norms:
             layer.attention_output_norm = self._norm("attention_output_norm")
 
-    def _mlp(self, layer: abi.Layer) -> None:
+    def _mlp(self, layer: abi.LayerArgs) -> None:
         gated, weights = self.config.gated, self.weights
         layer.gate_up = self._linear("gate", "up", arrangement=abi.INTERLEAVED) if gated else self._linear("up")
         layer.down = self._linear("down")
         if weights.xielu is not None:
             layer.xielu_positive, layer.xielu_negative = dequantize(weights.xielu).tolist()
 
-    def _feed_forward_norms(self, layer: abi.Layer) -> None:
+    def _feed_forward_norms(self, layer: abi.LayerArgs) -> None:
         config = self.config
         if config.input_norms:
             layer.post_norm = self._norm("input_norm" if config.shared_norm else "post_norm")
@@ -120,6 +120,6 @@ class _LayerPacker:
         biases = [getattr(self.weights, f"{role}_bias", None) for role in roles]
         return self.packer.matrix(matrices, arrangement, biases, [f"{role} of layer {self.number}" for role in roles])
 
-    def _norm(self, role: str, width: int | None = None) -> abi.Norm:
+    def _norm(self, role: str, width: int | None = None) -> abi.NormArgs:
         weight, bias = getattr(self.weights, role), getattr(self.weights, f"{role}_bias")
         return self.packer.norm(weight, bias, width or self.config.hidden)

@@ -20,11 +20,11 @@ class ExpertWidths:
     quantized: int
 
 
-def routing(experts: Experts | None) -> abi.Routing:
+def routing(experts: Experts | None) -> abi.RoutingArgs:
     """How tokens choose experts, as the kernels' structure."""
     if experts is None:
-        return abi.Routing()
-    return abi.Routing(
+        return abi.RoutingArgs()
+    return abi.RoutingArgs(
         count=experts.count,
         chosen=experts.chosen,
         scoring=abi.SCORINGS[experts.scoring],

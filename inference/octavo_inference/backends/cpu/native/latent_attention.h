@@ -238,35 +238,14 @@ static void attend_latents(const LatentAttention<P>& layer, LatentPlan& plan, co
     }
   }
 
-  const auto finish = [&](int row, const float* from) {
+  const auto finish = [&](int row, const float* from, float) {
     const float inverse = 1.0f / sum(load(from + rank));
     const int number = item.first_row + row;
     const i64 token = first_token + number / m.latent.heads, head = number % m.latent.heads;
     Act* out = layer.out + (head * b.num_tokens + token) * rank;
     for (int i = 0; i < rank; i += W) store(out + i, load(from + i) * inverse);
   };
-  if (item.split < 0) {
-    for (int row = 0; row < rows; row++) {
-      if (merging) merge(merged + row * width, merged_top[row], sums + row * width, top[row], rank);
-      finish(row, (merging ? merged : sums) + row * width);
-    }
-    return;
-  }
-  for (int row = 0; row < rows; row++) {
-    float* partial = plan.partial(item, item.segment, row);
-    std::copy(sums + row * width, sums + (row + 1) * width, partial);
-    partial[width] = top[row];
-  }
-  if (!plan.finish(item)) return;
-  for (int row = 0; row < rows; row++) {
-    float highest = MASKED;
-    clear(sums, width);
-    for (int segment = 0; segment < plan.segments(item); segment++) {
-      const float* partial = plan.partial(item, segment, row);
-      merge(sums, highest, partial, partial[width], rank);
-    }
-    finish(row, sums);
-  }
+  finish_item(plan, item, rows, rank, merging ? merged : nullptr, merged_top, sums, top, finish);
 }
 
 // Called by every thread of the team.

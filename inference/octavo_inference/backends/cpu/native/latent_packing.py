@@ -20,7 +20,7 @@ def pack_latent(
     latent: LatentAttention,
     weights: LatentWeights,
     number: int,
-    layer: abi.Layer,
+    layer: abi.LayerArgs,
 ) -> None:
     """Set the fields of layer `number` that latent attention has, `qkv` among them, but not its output."""
 

@@ -132,7 +132,7 @@ def open_library(variant: str, path: Path | None = None) -> Kernels:
         ),
         "octavo_quantize": ([c_void_p, c_int64, c_int64, c_void_p], None),
         "octavo_linear": ([c_void_p, POINTER(abi.PackedMatrix), c_void_p, c_void_p, c_int64, c_void_p], None),
-        "octavo_route": ([POINTER(abi.Routing), c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
+        "octavo_route": ([POINTER(abi.RoutingArgs), c_void_p, c_void_p, c_int64, c_void_p, c_void_p], None),
         **{name: ([c_int32], c_int64) for name in ("octavo_attention_scratch", "octavo_latent_scratch")},
         "octavo_step": (
             [

@@ -47,12 +47,12 @@ class Packed:
     became floats, by the reason. `expert_tokens` [layers, experts] counts the tokens of each expert.
     """
 
-    layers: list[abi.Layer] = field(default_factory=list)
+    layers: list[abi.LayerArgs] = field(default_factory=list)
     embedding: abi.StoredMatrix = field(default_factory=abi.StoredMatrix)
     lm_head: abi.PackedMatrix = field(default_factory=abi.PackedMatrix)
     positions: abi.StoredMatrix = field(default_factory=abi.StoredMatrix)
-    final_norm: abi.Norm = field(default_factory=abi.Norm)
-    embedding_norm: abi.Norm = field(default_factory=abi.Norm)
+    final_norm: abi.NormArgs = field(default_factory=abi.NormArgs)
+    embedding_norm: abi.NormArgs = field(default_factory=abi.NormArgs)
     token_type: int | None = None
     keep: list[object] = field(default_factory=list)
     arena: Arena = field(default_factory=Arena)
@@ -195,10 +195,10 @@ class Packer:
         """Address of a float32 vector, None without one."""
         return None if tensor is None else self.own(np.ascontiguousarray(dequantize(tensor).ravel(), np.float32))
 
-    def norm(self, weight: Tensor | None, bias: Tensor | None, width: int) -> abi.Norm:
+    def norm(self, weight: Tensor | None, bias: Tensor | None, width: int) -> abi.NormArgs:
         """A norm that exists, over `width` elements; one without a weight has ones."""
         ones = np.ones(width, np.float32) if weight is None else None
-        return abi.Norm(self.vector(weight) if ones is None else self.own(ones), self.vector(bias))
+        return abi.NormArgs(self.vector(weight) if ones is None else self.own(ones), self.vector(bias))
 
     def stored(self, tensor: Tensor) -> abi.StoredMatrix:
         """A matrix whose rows are read one by one: in place, unless it is f16."""

@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.delta_solve import delta_solve
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import ChunkTile, chunk_tile, dot_type
-from octavo_inference.backends.cuda.kernels.state_math import FLOOR, decays_between, softplus, unit
+from octavo_inference.backends.cuda.kernels.state_math import FLOOR, decays_between, load_state, softplus, unit
 
 _ELEMENTS = 4096  # of a program's part of a state: 16 registers of each thread
 
@@ -43,12 +43,9 @@ def _delta_chunks(
     solved += (start * HEADS + head) * BLOCK_T
     slope, bias = tl.load(rate + head), tl.load(step_bias + head)
 
-    stored = tl.where(
-        tl.load(seq_len + seq) > tokens, KEY, 0
-    )  # rows: a sequence starts from zeros in an arbitrary slot
-    slot = state + tl.load(row + seq).to(tl.int64) * slot_stride
-    at = slot + (head * KEY + element)[:, None] * VALUE + column[None, :]
-    kept = tl.load(at, mask=mask & (element < stored)[:, None], other=0.0)
+    at, kept = load_state(
+        state, row, seq_len, seq, tokens, slot_stride, head, element, column, mask, KEY, VALUE
+    )  # fmt: skip
     for first in range(0, tokens, BLOCK_T):
         live = first + within < tokens
         learned = tl.sigmoid(tl.load(steps + within * steps_stride, mask=live, other=0.0).to(tl.float32))

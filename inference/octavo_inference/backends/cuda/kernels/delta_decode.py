@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.state_math import FLOOR, softplus
+from octavo_inference.backends.cuda.kernels.state_math import FLOOR, load_state, softplus
 
 _ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
 
@@ -41,10 +41,10 @@ def _delta_decode(
     q *= tl.rsqrt(tl.sum(q * q) + floor) * (KEY**-0.5)
     k *= tl.rsqrt(tl.sum(k * k) + floor)
 
-    stored = tl.where(tl.load(seq_len + seq) > 1, KEY, 0)  # rows: a sequence starts from zeros in an arbitrary slot
-    slot = state + tl.load(row + seq).to(tl.int64) * slot_stride
-    at = slot + (head * KEY + element)[:, None] * VALUE + column[None, :]
-    kept = tl.load(at, mask=mask & (element < stored)[:, None], other=0.0) * tl.exp(step * tl.load(rate + head))
+    at, kept = load_state(
+        state, row, seq_len, seq, 1, slot_stride, head, element, column, mask, KEY, VALUE
+    )  # fmt: skip
+    kept *= tl.exp(step * tl.load(rate + head))
     change = (v - tl.sum(kept * k[:, None], 0)) * learned
     kept += k[:, None] * change[None, :]
     tl.store(at, kept, mask=mask)

@@ -8,7 +8,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import ChunkTile, chunk_tile, dot_type
-from octavo_inference.backends.cuda.kernels.state_math import decays_between, softplus
+from octavo_inference.backends.cuda.kernels.state_math import decays_between, load_state, softplus
 
 _LARGEST = 1 << 20  # elements of a state's part times its width, which the tiles of B and C have, too
 
@@ -40,12 +40,9 @@ def _mamba2_chunks(
     dt += start * dt_stride + head
     slope, bias, through = tl.load(rate + head), tl.load(step_bias + head), tl.load(skip + head)
 
-    stored = tl.where(
-        tl.load(seq_len + seq) > tokens, DIM, 0
-    )  # rows: a sequence starts from zeros in an arbitrary slot
-    slot = state + tl.load(row + seq).to(tl.int64) * slot_stride
-    at = slot + (head * DIM + element)[:, None] * STATE + column[None, :]
-    kept = tl.load(at, mask=mask & (element < stored)[:, None], other=0.0)
+    at, kept = load_state(
+        state, row, seq_len, seq, tokens, slot_stride, head, element, column, mask, DIM, STATE
+    )  # fmt: skip
     for first in range(0, tokens, BLOCK_T):
         live = first + within < tokens
         step = softplus(tl.load(dt + within * dt_stride, mask=live, other=0.0).to(tl.float32) + bias)

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.state_math import softplus
+from octavo_inference.backends.cuda.kernels.state_math import load_state, softplus
 
 _ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
 
@@ -38,10 +38,9 @@ def _mamba2_decode(
     b = tl.load(shared, mask=inside, other=0.0).to(tl.float32)
     c = tl.load(shared + GROUPS * STATE, mask=inside, other=0.0).to(tl.float32)
 
-    stored = tl.where(tl.load(seq_len + seq) > 1, DIM, 0)  # rows: a sequence starts from zeros in an arbitrary slot
-    slot = state + tl.load(row + seq).to(tl.int64) * slot_stride
-    at = slot + (head * DIM + element)[:, None] * STATE + column[None, :]
-    kept = tl.load(at, mask=mask & (element < stored)[:, None], other=0.0)
+    at, kept = load_state(
+        state, row, seq_len, seq, 1, slot_stride, head, element, column, mask, DIM, STATE
+    )  # fmt: skip
     kept = kept * tl.exp(step * tl.load(rate + head)) + (step * own)[:, None] * b[None, :]
     tl.store(at, kept, mask=mask)
     y = tl.sum(kept * c[None, :], 1) + tl.load(skip + head) * own

@@ -34,3 +34,18 @@ def decays_between(total, LENGTH: tl.constexpr):
 def unit(x, floor):
     """Rows of length one, in float32."""
     return x * tl.rsqrt(tl.sum(x * x, 1) + floor)[:, None]
+
+
+@triton.jit
+def load_state(
+    state, row, seq_len, seq, tokens, slot_stride, head, element, column, mask,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Pointers to a tile of a head's state, and its numbers: rows `element`, columns `column`; before `tokens` tokens.
+
+    A sequence starts from zeros in an arbitrary slot.
+    """
+    stored = tl.where(tl.load(seq_len + seq) > tokens, ROWS, 0)
+    slot = state + tl.load(row + seq).to(tl.int64) * slot_stride
+    at = slot + (head * ROWS + element)[:, None] * COLUMNS + column[None, :]
+    return at, tl.load(at, mask=mask & (element < stored)[:, None], other=0.0)

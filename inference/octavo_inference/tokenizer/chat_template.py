@@ -319,8 +319,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             finished = True
-        # An error that was thrown and has not arrived yet does so here. It must not be taken back: CPython 3.11 would look
-        # for one at each call and loop from then on, and hang under a profiler.
+        # An error that was thrown and has not arrived yet does so here. It must not be taken back: CPython 3.11 would
+        # look for one at each call and loop from then on, and hang under a profiler.
         timer.cancel()
 
 

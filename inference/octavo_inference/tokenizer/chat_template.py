@@ -300,17 +300,15 @@ def _time_limit(seconds: float) -> Iterator[None]:
     clock = time.pthread_getcpuclockid(thread)
     end = time.clock_gettime(clock) + seconds
     lock = threading.Lock()
-    finished = thrown = False
+    finished = False
     throw = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
     def check() -> None:
-        nonlocal thrown
         with lock:
             if finished:
                 return
             left = end - time.clock_gettime(clock)
             if left <= 0:
-                thrown = True
                 throw(ctypes.c_ulong(thread), ctypes.py_object(_TooSlowError))
                 return
             _timer(left, check)
@@ -321,10 +319,8 @@ def _time_limit(seconds: float) -> Iterator[None]:
     finally:
         with lock:
             finished = True
-            if thrown:
-                # It may not have arrived yet. Not called without need: CPython 3.11 would look for an exception at each
-                # call and loop from then on, and hang under a profiler.
-                throw(ctypes.c_ulong(thread), None)
+        # An error that was thrown and has not arrived yet does so here. It must not be taken back: CPython 3.11 would
+        # look for one at each call and loop from then on, and hang under a profiler.
         timer.cancel()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -98,6 +100,30 @@ def test_what_a_template_may_not_do(tokenizer, source):
     with pytest.raises(RequestError) as caught:
         template.tokens(USER)
     assert caught.value.field == "messages"
+
+
+_PROFILED = """
+import sys
+from tokenizers import Tokenizer, models
+from octavo_inference.common.errors import RequestError
+from octavo_inference.tokenizer.chat_template import ChatTemplate
+
+source = "{% for i in range(" + sys.argv[1] + ") %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+template = ChatTemplate(source, Tokenizer(models.BPE()), max_seconds=0.02)
+for _ in range(9):
+    try:
+        template.render([])
+    except RequestError:
+        pass
+sys.setprofile(lambda *_: None)
+(lambda: None)()
+"""
+
+
+@pytest.mark.parametrize("rounds", [99999, 100, 0])
+def test_a_slow_template_leaves_nothing_behind(rounds):
+    """CPython 3.11 never returns from a profiled call while it believes that an error is about to be thrown."""
+    subprocess.run([sys.executable, "-c", _PROFILED, str(rounds)], check=True, timeout=60)
 
 
 def test_a_broken_template_is_a_broken_model(tokenizer):

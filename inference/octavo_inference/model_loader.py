@@ -104,6 +104,22 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
     return ForeignModel(text, config, source, elements)
 
 
+def as_foreign(model: LoadedModel, missing: str) -> ForeignModel:
+    """The same model for transformers, because of what a native backend lacks.
+
+    Raises `UnsupportedModelError` with both reasons when transformers cannot compute it.
+    """
+    folder = model.text.path
+    if folder.is_file():
+        raise UnsupportedModelError(f"{missing}; transformers, which could take its place, reads no GGUF files")
+    try:
+        config = describe(folder, model.config.digest, missing)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"{missing}; transformers cannot take its place: {error}") from error
+    elements = sum(math.prod(tensor.shape) for tensor in model.weights.tensors())
+    return ForeignModel(model.text, config, folder, elements)
+
+
 def require_transformers(model: ForeignModel) -> None:
     """Raises `ModelError` with the package to install if transformers or torch is missing."""
     absent = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]

@@ -19,31 +19,26 @@ from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.engine.quantization import require_floats
-from octavo_inference.model_loader import ForeignModel, LoadedModel
+from octavo_inference.model_loader import LoadedModel
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
 
 log = logging.getLogger(__name__)
 
-_INTERPRETER_SHARE = 0.1
-# Share of the host's free memory for the KV of preempted sequences.
-_SWAP_ROOM = 0.5
+INTERPRETER_SHARE = 0.1
+"""Share of the free memory for the KV pool, where kernels are interpreted."""
+SWAP_ROOM = 0.5
+"""Share of the host's free memory for the KV of preempted sequences."""
 
 
 def build_cuda(
-    settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device, ranks: RankExecutor | None = None
+    settings: EngineSettings, model: LoadedModel, device: Device, ranks: RankExecutor | None = None
 ) -> Built:
     """Build a model on the GPU, or on the GPUs of all `ranks`, of which this process is rank 0.
 
     Raises `DeviceError`, `ModelError` or `SettingsError` with the fix.
     """
-    if isinstance(model, ForeignModel):
-        raise SettingsError(
-            f"device cuda cannot compute this model: {model.config.missing}; transformers computes it on CPUs: set "
-            "device to cpu (resources.gpu.count to 0)",
-            "device",
-        )
-    _refuse_settings_of_cpus(settings)
+    refuse_settings_of_cpus(settings)
     require_floats(model.weights, settings.quantization)
     interpreted = device.name == INTERPRETER
     if settings.cuda_graphs and interpreted:
@@ -62,7 +57,7 @@ def build_cuda(
 
     def room(rows: int, tokens: int) -> int:
         if interpreted:
-            return int(available_memory() * _INTERPRETER_SHARE) // group.size
+            return int(available_memory() * INTERPRETER_SHARE) // group.size
         least = need.beside_pool(rows, tokens)
         require_room(device, least + 2 * need.block + config.state_bytes)
         return device.free - least
@@ -75,7 +70,7 @@ def build_cuda(
         block_size=need.block_size,
         state_bytes=config.state_bytes,
         room=room,
-        host_room=int(available_memory() * _SWAP_ROOM),
+        host_room=int(available_memory() * SWAP_ROOM),
         tables=layout.kinds,
         steps_ahead=1,
     )
@@ -114,7 +109,8 @@ def build_cuda(
     )
 
 
-def _refuse_settings_of_cpus(settings: EngineSettings) -> None:
+def refuse_settings_of_cpus(settings: EngineSettings) -> None:
+    """Raises `SettingsError` for a setting that GPUs do not have."""
     for field in ("threads", "kv_memory_percent"):
         value = getattr(settings, field)
         if value is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
-from octavo_inference.common.errors import DeviceError, SettingsError
+from octavo_inference.common.errors import DeviceError, SettingsError, UnsupportedModelError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
 from octavo_inference.core.backend import Backend
@@ -26,7 +26,14 @@ from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.engine.quantization import require_floats
-from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model, require_transformers
+from octavo_inference.model_loader import (
+    ForeignModel,
+    LoadedModel,
+    TextModel,
+    as_foreign,
+    load_model,
+    require_transformers,
+)
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
@@ -35,6 +42,8 @@ from octavo_protocol.kv_tables import KvTables
 
 if TYPE_CHECKING:  # loads the kernels
     from octavo_inference.backends.cpu.backend import CpuBackend
+    from octavo_inference.backends.cuda.device import Device
+    from octavo_inference.backends.transformers.attention import KvShape
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +139,18 @@ def _load_vocabulary(text: TextModel, config: ModelInfo) -> Compile:
 
 
 def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
-    if settings.backend == "cuda" or (settings.backend == "auto" and isinstance(model, LoadedModel) and gpu_visible()):
+    """Build the backend; transformers takes the place of a native one that does not compute all of the model."""
+    try:
+        return _build_on(settings, model, end)
+    except UnsupportedModelError as error:
+        if isinstance(model, ForeignModel) or settings.backend == "reference" or settings.tensor_parallel_size > 1:
+            raise
+        return _build_on(settings, as_foreign(model, str(error)), end)
+
+
+def _build_on(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
+    """Build the backend on a GPU, or else on the CPU."""
+    if settings.backend == "cuda" or (settings.backend in {"auto", "transformers"} and gpu_visible()):
         absent = absent_libraries()
         if absent:
             raise SettingsError(
@@ -141,7 +161,6 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
         if settings.tensor_parallel_size > 1:
             return _build_spread(settings, model, end)
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
-        from octavo_inference.engine.cuda_factory import build_cuda  # noqa: PLC0415 -- imports torch
 
         try:
             device = find_device()
@@ -150,7 +169,22 @@ def _build(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End
                 raise
             log.warning("computing on the CPU although a GPU is present: %s", error)
         else:
-            return build_cuda(settings, model, device)
+            return _build_on_gpu(settings, model, device)
+    return _build_on_cpu(settings, model)
+
+
+def _build_on_gpu(settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device) -> Built:
+    if isinstance(model, ForeignModel):
+        require_transformers(model)
+        from octavo_inference.engine.transformers_on_gpu import build_transformers  # noqa: PLC0415 -- imports torch
+
+        return build_transformers(settings, model, device)
+    from octavo_inference.engine.cuda_factory import build_cuda  # noqa: PLC0415 -- imports torch
+
+    return build_cuda(settings, model, device)
+
+
+def _build_on_cpu(settings: EngineSettings, model: LoadedModel | ForeignModel) -> Built:
     if settings.kv_dtype != "auto":
         raise SettingsError(
             f"kv_dtype {settings.kv_dtype} needs a GPU (device cuda); without one leave it at auto", "kv_dtype"
@@ -181,8 +215,13 @@ def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, e
             "use recompute",
             "preemption",
         )
-    if isinstance(model, LoadedModel):
-        require_shards(model.config, model.weights, size)
+    if isinstance(model, ForeignModel):
+        raise SettingsError(
+            f"tensor_parallel_size {size}: transformers computes this model, and on one GPU only "
+            f"({model.config.missing}); set it to 1",
+            "tensor_parallel_size",
+        )
+    require_shards(model.config, model.weights, size)
     ranks = RankExecutor(size, end)
     try:
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
@@ -256,18 +295,23 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
     from octavo_inference.backends.transformers import backend as hf  # noqa: PLC0415
     from octavo_inference.backends.transformers.load import load_module  # noqa: PLC0415
     from octavo_inference.backends.transformers.probe import prepare  # noqa: PLC0415
+    from octavo_inference.backends.transformers.slot_pools import SlotPools, slot_elements  # noqa: PLC0415
 
     threads = settings.threads or usable_cores()
     torch.set_num_threads(threads)
     module = load_module(model.folder, model.config, getattr(torch, dtype))
-    config, shapes = prepare(module, model.config, model.folder)
+
+    def make_pools(shapes: Sequence[KvShape], num_blocks: int, block_size: int) -> SlotPools:
+        return SlotPools(shapes, module.dtype, num_blocks=num_blocks, block_size=block_size)
+
+    shapes = prepare(module, model.config, model.folder, make_pools)
+    config = dataclasses.replace(model.config, kv_elements=slot_elements(shapes))
     token = config.kv_bytes_per_token(element_bytes)
     sizes = _fit(settings, config, token, hf.DEFAULT_BLOCK_SIZE, available_memory())
     name = f"transformers ({config.architecture}, {dtype}, {threads} thread{'s' if threads > 1 else ''})"
     log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
-    backend = hf.TransformersBackend(
-        name, module, shapes, vocab=config.vocab, num_blocks=sizes.num_blocks, block_size=sizes.block_size
-    )
+    pools = make_pools(shapes, sizes.num_blocks, sizes.block_size)
+    backend = hf.TransformersBackend(name, module, pools, vocab=config.vocab)
     return Built(backend, config, sizes, "transformers", dtype, threads)
 
 

@@ -41,7 +41,7 @@ from octavo_inference.backends.cuda.state_pool import DeviceStates, StateTransfe
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
-from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
+from octavo_inference.common.errors import DeviceError, ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.config.engine import KvDtype
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
@@ -54,7 +54,7 @@ from octavo_inference.models.weights import Weights
 log = logging.getLogger(__name__)
 
 DEFAULT_BLOCK_SIZE = 16
-_LARGEST_HEAD, _LARGEST_LATENT = 256, 512
+LARGEST_HEAD, _LARGEST_LATENT = 256, 512
 # What the kernels compute besides the plain decoder (models/features.py).
 _FEATURES = frozenset(
     {
@@ -510,9 +510,9 @@ def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
     if config.latent is not None:
         check_latent(config.latent, kv_dtype)
-    elif config.head_dim > _LARGEST_HEAD:
-        raise ModelError(
-            f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {_LARGEST_HEAD}: compute on "
+    elif config.head_dim > LARGEST_HEAD:
+        raise UnsupportedModelError(
+            f"the model's heads have {config.head_dim} elements; the GPU kernels go up to {LARGEST_HEAD}: compute on "
             "CPUs (--device cpu, resources.gpu.count 0)"
         )
     # FP8 weights are unpacked with shifts and run on any GPU. FP8 keys are read with the GPU's own instructions.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo_inference.backends.transformers import attention
-from octavo_inference.backends.transformers.attention import KvShape
+from octavo_inference.backends.transformers.gathered_attention import as_index
+from octavo_inference.backends.transformers.slot_pools import KvPools
 from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutStates
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
@@ -23,37 +24,41 @@ from octavo_inference.core.sampling import sample, score
 from octavo_inference.models.layer_groups import one_group
 
 DEFAULT_BLOCK_SIZE = 16
-_SCORED_TOKENS = 256
+SCORED_TOKENS = 256
+"""Tokens of prompts with log-probabilities in one step."""
 
 
 class TransformersBackend(WithoutStates):
-    """`Backend` over a transformers module. `shapes` are the KV shapes of its attention calls, in order."""
+    """`Backend` over a transformers module and the `pools` of its attention calls, both on one device.
+
+    All work on the device is inside `watched`, which tells a request's error from the loss of the device.
+    """
 
     def __init__(
-        self, name: str, module: Any, shapes: Sequence[KvShape], *, vocab: int, num_blocks: int, block_size: int
+        self,
+        name: str,
+        module: Any,
+        pools: KvPools,
+        *,
+        vocab: int,
+        watched: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.name = name
         self.steps_ahead = 0
         self.decode_runs = False
         # The module returns the logits of all scored tokens at once.
-        self.max_prompt_scores: int | None = _SCORED_TOKENS
-        self.block_size = block_size
-        self.num_blocks = num_blocks
-        self.layout = one_group(len(shapes))  # its masks decide what a layer sees: no block is freed
+        self.max_prompt_scores: int | None = SCORED_TOKENS
+        self.block_size = pools.block_size
+        self.num_blocks = pools.num_blocks
+        self.layout = one_group(len(pools))  # its masks decide what a layer sees: no block is freed
         self.vocab_size = vocab
         self._module = module
         # The decoder without lm_head. Its output is normed; a module that is no such pair gives no embeddings.
         self._decoder = None if module.base_model is module else module.base_model
         self.hidden_size = 0 if self._decoder is None else int(module.config.get_text_config().hidden_size)
         self._selects_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
-        slots = num_blocks * block_size
-        self._pools = [
-            (
-                torch.zeros(slots, shape.heads, shape.key_dim, dtype=module.dtype),
-                torch.zeros(slots, shape.heads, shape.value_dim, dtype=module.dtype),
-            )
-            for shape in shapes
-        ]
+        self._pools = pools
+        self._watched = watched
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
@@ -96,16 +101,20 @@ class TransformersBackend(WithoutStates):
     @torch.inference_mode()
     def _run(self, batch: Batch, wanted: Int32) -> Float32:
         """Logits of some query tokens."""
-        rows = torch.from_numpy(wanted.astype(np.int64))
-        step = attention.paged_step(batch, self.block_size, self._pools)
-        positions = torch.from_numpy(batch.positions.astype(np.int64))[None]
+        with self._watched():
+            return self._logits(batch, wanted)
+
+    def _logits(self, batch: Batch, wanted: Int32) -> Float32:
+        device = self._module.device
+        rows, positions = as_index(wanted, device), as_index(batch.positions, device)[None]
+        step = self._pools.begin(batch)
         arguments = {"logits_to_keep": rows} if self._selects_rows else {}
         with attention.running(step), self._pooling(batch):
             found = forward(self._module, batch.tokens, position_ids=positions, **arguments)
         if step.calls != len(self._pools):
             raise RuntimeError(f"{step.calls} attention calls in a step, expected {len(self._pools)}")
         chosen = found[0] if self._selects_rows else found[0, rows]
-        return np.ascontiguousarray(chosen[:, : self.vocab_size].float().numpy())
+        return np.ascontiguousarray(chosen[:, : self.vocab_size].float().cpu().numpy())
 
     @contextmanager
     def _pooling(self, batch: Batch) -> Iterator[None]:
@@ -113,10 +122,10 @@ class TransformersBackend(WithoutStates):
         if batch.pooling is None or self._decoder is None:
             yield
             return
-        tokens = torch.from_numpy(pooled_tokens(batch.pooling).astype(np.int64))
+        tokens = as_index(pooled_tokens(batch.pooling), self._module.device)
 
         def add(_module: Any, _inputs: Any, output: Any) -> None:
-            add_states(batch, output.last_hidden_state[0, tokens].float().numpy())
+            add_states(batch, output.last_hidden_state[0, tokens].float().cpu().numpy())
 
         hook = self._decoder.register_forward_hook(add)
         try:
@@ -126,37 +135,28 @@ class TransformersBackend(WithoutStates):
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""
-        size = self.block_size
-        for source, target in pairs:
-            for pool in (tensor for layer in self._pools for tensor in layer):
-                pool[target * size : (target + 1) * size] = pool[source * size : (source + 1) * size]
+        with self._watched():
+            self._pools.copy_blocks(pairs)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all layers."""
-        for pool in (tensor for layer in self._pools for tensor in layer):
-            pool.view(self.num_blocks, -1)[list(blocks)] = 0
+        with self._watched():
+            self._pools.clear_blocks(blocks)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks of all layers: [block, bytes]."""
-        parts = [
-            pool.view(self.num_blocks, -1)[list(blocks)].view(torch.uint8) for pair in self._pools for pool in pair
-        ]
-        saved: NDArray[np.uint8] = torch.cat(parts, dim=1).numpy()
-        return saved
+        with self._watched():
+            return self._pools.to_host(blocks)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        start = 0
-        for pool in (tensor for pair in self._pools for tensor in pair):
-            by_block = pool.view(self.num_blocks, -1)
-            end = start + by_block.shape[1] * pool.element_size()
-            by_block[list(blocks)] = torch.from_numpy(saved[:, start:end].copy()).view(pool.dtype)
-            start = end
+        with self._watched():
+            self._pools.from_host(saved, blocks)
 
 
 def forward(module: Any, tokens: Int32, **arguments: Tensor) -> Tensor:
     """Logits [rows, tokens, width] of token ids [rows, tokens] or [tokens]."""
-    ids = torch.from_numpy(np.atleast_2d(tokens).astype(np.int64))
+    ids = as_index(np.atleast_2d(tokens), module.device)
     # The mask means "no padding": without it transformers derives sequence boundaries from the positions.
     result = module(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False, **arguments)
     logits: Tensor = result.logits

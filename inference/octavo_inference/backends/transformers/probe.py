@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from octavo_inference.backends.transformers import attention
 from octavo_inference.backends.transformers.attention import KvShape
 from octavo_inference.backends.transformers.backend import TransformersBackend, forward
+from octavo_inference.backends.transformers.gathered_attention import recorded_pass
+from octavo_inference.backends.transformers.slot_pools import KvPools
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError
 from octavo_inference.core.gather import Batch, SampleRows
@@ -20,32 +22,34 @@ from octavo_inference.core.model_input import Float32, Int32
 
 # Relative to the norm of the logits, per data type. A systematic error is as large as the logits themselves.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+MakePools = Callable[[Sequence[KvShape], int, int], KvPools]
+"""Pools for attention calls of these shapes: number of blocks, and tokens of a block."""
+
 _PROBE_TOKENS = 40
 _PROBE_BLOCK = 8
 
 
-def prepare(module: Any, config: ForeignConfig, folder: Path) -> tuple[ForeignConfig, list[KvShape]]:
-    """Install Octavo's attention in a module and find the KV shapes of its calls; returns the completed description.
+def prepare(module: Any, config: ForeignConfig, folder: Path, make_pools: MakePools) -> list[KvShape]:
+    """Install Octavo's attention in a module and find the KV shapes of its calls.
 
     Compares the paged path with the module's own. Raises `ModelError` when they differ, so that this backend refuses a
     model that it would compute wrongly.
     """
     try:
-        shapes = _probe(module, config.vocab, config.max_positions)
+        return _probe(module, config.vocab, config.max_positions, make_pools)
     except ModelError as error:
         raise ModelError(f"{folder}: {config.architecture} cannot be served: {error}") from error
-    return dataclasses.replace(config, kv_elements=sum(shape.elements for shape in shapes)), shapes
 
 
 @torch.inference_mode()
-def _probe(module: Any, vocab: int, max_positions: int) -> list[KvShape]:
-    """Compare two sequences, one of them in two chunks, with the same sequences without a cache."""
+def _probe(module: Any, vocab: int, max_positions: int, make_pools: MakePools) -> list[KvShape]:
+    """Compare two sequences, one of them in two chunks and a decode, with the same sequences without a cache."""
     count = min(_PROBE_TOKENS, max_positions)
     tokens = np.random.default_rng(0).integers(0, vocab, (2, count)).astype(np.int32)
     try:
-        wanted = forward(module, tokens)[..., :vocab].reshape(-1, vocab).float().numpy()
+        wanted = forward(module, tokens)[..., :vocab].reshape(-1, vocab).float().cpu().numpy()
         shapes = _shapes(module, tokens[0])
-        found = _paged_logits(module, shapes, vocab, tokens)
+        found = _paged_logits(module, make_pools, shapes, vocab, tokens)
     except ModelError:
         raise
     except Exception as error:
@@ -62,26 +66,36 @@ def _probe(module: Any, vocab: int, max_positions: int) -> list[KvShape]:
 def _shapes(module: Any, tokens: Int32) -> list[KvShape]:
     attention.register()
     module.set_attn_implementation(attention.NAME)
-    with attention.running(attention.probe_step(len(tokens))) as step:
-        forward(module, tokens, position_ids=torch.arange(len(tokens))[None])
+    step = recorded_pass(len(tokens), module.device)
+    with attention.running(step):
+        forward(module, tokens, position_ids=torch.arange(len(tokens), device=module.device)[None])
     if not step.shapes:
         raise ModelError("it computes attention outside transformers' attention interface, so its KV cannot be paged")
     return step.shapes
 
 
-def _paged_logits(module: Any, shapes: Sequence[KvShape], vocab: int, tokens: Int32) -> Float32:
-    """Logits of every token of two sequences: half of the first, then the rest of it and the second together."""
+def _paged_logits(module: Any, make_pools: MakePools, shapes: Sequence[KvShape], vocab: int, tokens: Int32) -> Float32:
+    """Logits of every token of two sequences.
+
+    First half of the first; then the rest of it and the second together, except their last tokens, which are decodes.
+    """
     count = tokens.shape[1]
     per_sequence = -(-count // _PROBE_BLOCK)
-    backend = TransformersBackend(
-        "probe", module, shapes, vocab=vocab, num_blocks=2 * per_sequence, block_size=_PROBE_BLOCK
-    )
+    pools = make_pools(shapes, 2 * per_sequence, _PROBE_BLOCK)
+    backend = TransformersBackend("probe", module, pools, vocab=vocab)
     # Interleaved, so that no context is contiguous in the pool.
     table = np.arange(2 * per_sequence, dtype=np.int32).reshape(per_sequence, 2).T[:, ::-1]
-    half = count // 2
-    first = backend.logits(_probe_batch(tokens, table, [(0, 0, half)]))
-    rest = backend.logits(_probe_batch(tokens, table, [(0, half, count), (1, 0, count)]))
-    return np.concatenate([first, rest])
+    found = np.empty((2, count, vocab), np.float32)
+    half, last = count // 2, count - 1
+    for first, end in pairwise([(0, 0), (half, 0), (last, last), (count, count)]):
+        parts = [(i, start, stop) for i, (start, stop) in enumerate(zip(first, end, strict=True)) if start < stop]
+        if not parts:
+            continue
+        logits, done = backend.logits(_probe_batch(tokens, table, parts)), 0
+        for i, start, stop in parts:
+            found[i, start:stop] = logits[done : done + stop - start]
+            done += stop - start
+    return found.reshape(-1, vocab)
 
 
 def _probe_batch(tokens: Int32, table: Int32, parts: list[tuple[int, int, int]]) -> Batch:

@@ -138,25 +138,25 @@ def prompts() -> list[list[int]]:
 Answer = tuple[list[int], np.ndarray]
 
 
-def answers(model: Any) -> list[Answer]:
+def answers(model: Any, asked: list[list[int]], length: int = ANSWER) -> list[Answer]:
     """Of each prompt the greedy tokens of `generate`, and their log-probabilities in one plain forward pass."""
     found = []
-    for prompt in prompts():
+    for prompt in asked:
         with torch.inference_mode():
             tokens = model.generate(
-                torch.tensor([prompt]), max_new_tokens=ANSWER, min_new_tokens=ANSWER, do_sample=False, eos_token_id=None
+                torch.tensor([prompt]), max_new_tokens=length, min_new_tokens=length, do_sample=False, eos_token_id=None
             )
             logits = model(tokens, use_cache=False).logits[0]
         answer = tokens[0, len(prompt) :]
         scores = torch.log_softmax(logits.float(), dim=-1)[len(prompt) - 1 : -1]
-        found.append((answer.tolist(), scores[torch.arange(ANSWER), answer].numpy()))
+        found.append((answer.tolist(), scores[torch.arange(length), answer].numpy()))
     return found
 
 
-def check(expected: list[Answer], llm: LLM) -> None:
+def check(expected: list[Answer], llm: LLM, asked: list[list[int]]) -> None:
     """Greedy tokens and their log-probabilities are the expected ones."""
-    sampling = SamplingParams(temperature=0.0, max_tokens=ANSWER, ignore_eos=True, logprobs=0)
-    for result, (tokens, scores) in zip(llm.generate(prompts(), sampling, use_tqdm=False), expected, strict=True):
+    sampling = SamplingParams(temperature=0.0, max_tokens=len(expected[0][0]), ignore_eos=True, logprobs=0)
+    for result, (tokens, scores) in zip(llm.generate(asked, sampling, use_tqdm=False), expected, strict=True):
         answer = result.outputs[0]
         assert answer.token_ids == tokens
         found = np.array([entry.logprob for entry in answer.logprobs or []])
@@ -167,21 +167,21 @@ def check(expected: list[Answer], llm: LLM) -> None:
     "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.full) for name in ARCHITECTURES]
 )
 def test_answers_are_those_of_transformers(tmp_path: Path, name: str) -> None:
-    expected = answers(write_model(tmp_path, name, **ARCHITECTURES[name]))
+    expected = answers(write_model(tmp_path, name, **ARCHITECTURES[name]), prompts())
     chunked = load(tmp_path, max_running_requests=4, max_batched_tokens=16)
-    check(expected, chunked)
-    check(expected, chunked)  # now from the prefix cache
+    check(expected, chunked, prompts())
+    check(expected, chunked, prompts())  # now from the prefix cache
     assert chunked.engine.scheduler.hit_tokens >= 32
     # Six blocks for sequences of up to five.
     bytes_per_block = chunked.engine.config.kv_bytes_per_token(4) * BLOCK
     tight = load(tmp_path, kv_memory=6 * bytes_per_block, max_model_len=80, prefix_caching=False)
-    check(expected, tight)
+    check(expected, tight, prompts())
     assert tight.engine.scheduler.preemptions > 0
 
 
 def test_preemption_by_swap(tmp_path: Path) -> None:
     """Layers whose K and V differ in width, as latent attention has."""
-    expected = answers(write_model(tmp_path, "DeepseekV3", **ARCHITECTURES["DeepseekV3"]))
+    expected = answers(write_model(tmp_path, "DeepseekV3", **ARCHITECTURES["DeepseekV3"]), prompts())
     bytes_per_block = load(tmp_path).engine.config.kv_bytes_per_token(4) * BLOCK
     tight = load(
         tmp_path,
@@ -191,7 +191,7 @@ def test_preemption_by_swap(tmp_path: Path) -> None:
         preemption="swap",
         swap_memory=40 * bytes_per_block,
     )
-    check(expected, tight)
+    check(expected, tight, prompts())
     assert tight.engine.scheduler.swaps > 0
 
 

@@ -23,10 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cache", type=Path, help="folder to download the model into")
     parser.add_argument("--report", type=Path, help="where to write the result as well")
     parser.add_argument("--any-architecture", action="store_true", help="do not refuse what this version cannot serve")
+    parser.add_argument("--transformers", action="store_true", help="the image that serves the model has transformers")
     parser.add_argument("--image", help="reference of the image that the target is in: resolve its tag to a digest")
     parser.add_argument("--pull-secrets", type=Path, help="folder of Docker configurations, with credentials for it")
     arguments = parser.parse_args(argv)
-    found = look(arguments.target, arguments.cache, any_architecture=arguments.any_architecture)
+    found = look(
+        arguments.target,
+        arguments.cache,
+        any_architecture=arguments.any_architecture,
+        transformers=arguments.transformers,
+    )
     if arguments.image and isinstance(found, ModelReport):
         found = pinned(found, arguments.image, arguments.pull_secrets)
     line = encode_inspection(found)

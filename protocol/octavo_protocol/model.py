@@ -44,13 +44,14 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model on GPUs: the numbers of GPUs that can share it, and the memory of each.
 
     `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
-    running request; `position`: bytes for each position of the longest sequence.
+    running request; `position`: bytes for each position of the longest sequence. `graphs`: decode steps are captured.
     """
 
     head_dim: _Count
     row_elements: _Count
     position: _Count
     shares: tuple[GpuShare, ...]
+    graphs: bool = True
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):

@@ -114,6 +114,17 @@ def test_logprobs_are_those_of_native_kernels(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.usefixtures("gpu")
+def test_fp8_weights_of_linear_layers_are_those_of_native_kernels(tmp_path: Path) -> None:
+    write_model(tmp_path, "Llama", **MODELS["Llama"])
+    sampling = SamplingParams(temperature=0.0, max_tokens=1, logprobs=4)
+    found = []
+    for backend in ("cuda", "transformers"):
+        [result] = load(tmp_path, backend=backend, quantization="fp8").generate(prompts()[:1], sampling, use_tqdm=False)
+        found.append((result.outputs[0].logprobs or [])[0].top_logprobs)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-3)
+
+
+@pytest.mark.usefixtures("gpu")
 def test_several_answers_share_their_prompt_and_go_their_own_ways(tmp_path: Path) -> None:
     written(tmp_path, "Llama")
     sampling = SamplingParams(n=2, temperature=1.0, seed=3, max_tokens=ANSWER, ignore_eos=True)

@@ -17,6 +17,10 @@ from octavo_inference.common.errors import ModelError, UnsupportedModelError
 # Layer types whose attention selects keys by position; others carry state or select keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx")
+_LAYER_COUNTS, _HEAD_COUNTS = ("num_hidden_layers", "n_layer", "n_layers"), ("num_attention_heads", "n_head", "n_heads")
+_WIDTHS = ("hidden_size", "n_embd", "d_model")
+# Keys that give K and V another size: latent attention, one head for all, layers that differ.
+_OTHER_SIZES = frozenset({"kv_lora_rank", "multi_query", "global_head_dim", "num_global_key_value_heads"})
 _ALIBI = frozenset({"bloom", "mpt"})
 
 
@@ -25,7 +29,7 @@ class ForeignConfig:
     """A decoder as described by config.json, without its inner sizes.
 
     `missing`: the feature that the native decoder lacks. `kv_elements`: K and V elements of a token over all layers, 0
-    until the model is loaded.
+    where config.json does not name them as usual; a loaded model has those of its pool.
     """
 
     architecture: str
@@ -68,7 +72,23 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
         max_positions=_longest(data, _count(path, data, _POSITIONS)),
         eos_token_ids=eos_token_ids(folder, data),
         digest=digest,
+        kv_elements=_kv_elements(data),
     )
+
+
+def _kv_elements(data: dict[str, Any]) -> int:
+    """K and V elements of a token over all layers, for layers of one size; 0 where other keys decide."""
+    layers, heads, hidden = (_first(data, keys) for keys in (_LAYER_COUNTS, _HEAD_COUNTS, _WIDTHS))
+    kv_heads = data.get("num_key_value_heads") or heads
+    dim = data.get("head_dim") or (hidden // heads if heads else 0)
+    known = all(isinstance(value, int) and value > 0 for value in (kv_heads, dim)) and not _OTHER_SIZES & data.keys()
+    return 2 * layers * int(kv_heads) * int(dim) if known else 0
+
+
+def _first(data: dict[str, Any], keys: tuple[str, ...]) -> int:
+    """The first of these keys that is a positive integer; 0 without one."""
+    found = (data.get(key) for key in keys)
+    return next((value for value in found if isinstance(value, int) and value > 0), 0)
 
 
 def _refuse(path: Path, name: str, data: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from octavo_inference.backends.cpu.footprint import count_elements, measure
-from octavo_inference.backends.cuda.footprint import gpu_report
+from octavo_inference.backends.cuda.footprint import foreign_gpu_report, gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
@@ -38,10 +38,11 @@ _FIRST_BYTES = 1 << 20
 _LAST_BYTES = 1 << 27
 
 
-def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
+def inspect(path: str, *, any_architecture: bool = False, transformers: bool = False) -> ModelReport:
     """Inspect a file or folder. Raises `ModelError` for a model that cannot be served.
 
-    With `any_architecture`, an unknown architecture is accepted: another image will serve it.
+    With `any_architecture`, an unknown architecture is accepted: another image will serve it. With `transformers`, the
+    image that will serve the model has this library, which may be absent here.
     """
     try:
         text = load_text(path)
@@ -54,7 +55,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
         with refusing(path):
             return _report(read_outline(text.path, config), config)
     elements = count_elements(text.path)
-    if isinstance(config, ForeignConfig) and not any_architecture:
+    if isinstance(config, ForeignConfig) and not (any_architecture or transformers):
         try:
             require_transformers(ForeignModel(text, config, text.path, elements))
         except ModelError as error:
@@ -64,6 +65,7 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
         parameters=elements,
         weights={"bfloat16": 2 * elements, "float32": 4 * elements},
         max_length=config.max_positions,
+        gpu=foreign_gpu_report(elements, config.vocab, config.kv_bytes_per_token(1)),
     )
 
 
@@ -88,7 +90,13 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
 
 
 def inspect_remote(
-    remote: Remote, repo: str, revision: str, folder: Path, *, any_architecture: bool = False
+    remote: Remote,
+    repo: str,
+    revision: str,
+    folder: Path,
+    *,
+    any_architecture: bool = False,
+    transformers: bool = False,
 ) -> ModelReport:
     """Inspect a model of a hub or bucket. `folder` receives sparse files of a few megabytes."""
     commit = remote.commit(repo, revision)
@@ -109,7 +117,7 @@ def inspect_remote(
             _take_gguf_head(remote, repo, commit, file, folder)
         else:
             _take(remote, repo, commit, file, folder, 0)
-    found = inspect(str(folder), any_architecture=any_architecture)
+    found = inspect(str(folder), any_architecture=any_architecture, transformers=transformers)
     return msgspec.structs.replace(found, revision=commit)
 
 
@@ -135,17 +143,21 @@ def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, fo
         count *= 4
 
 
-def fill(remote: Remote, repo: str, revision: str, cache: Path, *, any_architecture: bool = False) -> ModelReport:
+def fill(
+    remote: Remote, repo: str, revision: str, cache: Path, *, any_architecture: bool = False, transformers: bool = False
+) -> ModelReport:
     """Download a model into a folder of `cache` named by its revision, and return its inspection.
 
     It is inspected first, so that a model that cannot be served is not downloaded.
     """
     with tempfile.TemporaryDirectory() as folder:
-        found = inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
+        found = inspect_remote(
+            remote, repo, revision, Path(folder), any_architecture=any_architecture, transformers=transformers
+        )
     # A file name has at most 255 bytes; long prefixes that are cut to the same name still differ in their revisions.
     path = f"{repo.replace('/', '--')[:200]}/{found.revision}"
     fetch(remote, repo, found.revision, cache / path, _say, time.monotonic)
-    inspect(str(cache / path), any_architecture=any_architecture)
+    inspect(str(cache / path), any_architecture=any_architecture, transformers=transformers)
     return msgspec.structs.replace(found, path=path)
 
 
@@ -162,16 +174,20 @@ def pinned(found: ModelReport, image: str, pull_secrets: Path | None) -> ModelRe
         return msgspec.structs.replace(found, unresolved=str(error)[:NOTICE_LIMIT])
 
 
-def look(target: str, cache: Path | None, *, any_architecture: bool) -> ModelReport | ModelFailure:
+def look(
+    target: str, cache: Path | None, *, any_architecture: bool, transformers: bool = False
+) -> ModelReport | ModelFailure:
     """The report on a target, which is downloaded if there is a `cache`."""
     try:
         if not target.startswith(("hf://", "s3://", "gs://")):
-            return inspect(target, any_architecture=any_architecture)
+            return inspect(target, any_architecture=any_architecture, transformers=transformers)
         remote, repo, revision = connect(target)
         if cache is not None:
-            return fill(remote, repo, revision, cache, any_architecture=any_architecture)
+            return fill(remote, repo, revision, cache, any_architecture=any_architecture, transformers=transformers)
         with tempfile.TemporaryDirectory() as folder:
-            return inspect_remote(remote, repo, revision, Path(folder), any_architecture=any_architecture)
+            return inspect_remote(
+                remote, repo, revision, Path(folder), any_architecture=any_architecture, transformers=transformers
+            )
     except PrefetchError as error:
         return ModelFailure(reason=error.reason, message=str(error))
     except UnsupportedModelError as error:

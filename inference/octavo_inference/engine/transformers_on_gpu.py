@@ -13,11 +13,13 @@ from typing import Any
 import torch
 
 from octavo_inference.backends.cuda.device import INTERPRETER, Device, require_room, watched
+from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
 from octavo_inference.backends.transformers.attention import KvShape
 from octavo_inference.backends.transformers.backend import DEFAULT_BLOCK_SIZE, TransformersBackend
 from octavo_inference.backends.transformers.block_pools import BlockPools, block_elements
 from octavo_inference.backends.transformers.load import load_module
 from octavo_inference.backends.transformers.probe import prepare
+from octavo_inference.backends.transformers.products import multiply_linears, quantize_linears, workspace
 from octavo_inference.backends.transformers.rehearsal import rehearse
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
@@ -50,12 +52,18 @@ def build_transformers(settings: EngineSettings, model: ForeignModel, device: De
 def _build(settings: EngineSettings, model: ForeignModel, device: Device) -> Built:
     interpreted = device.name == INTERPRETER
     dtype = _dtype(settings, interpreted=interpreted)
+    fp8 = settings.quantization == "fp8"
     weights = model.elements * dtype.itemsize
     process, host = resident_memory(os.getpid()), available_memory()
     require_memory(model.folder, weights, host)
     if not interpreted:
-        require_room(device, weights + device.reserve)
-    module = load_module(model.folder, model.config, dtype).to(device.torch)
+        require_room(device, (weights // dtype.itemsize if fp8 else weights) + device.reserve)
+    module = load_module(model.folder, model.config, dtype)
+    shared, tiles = workspace(device.torch), find_tiles(device.name)
+    if fp8:
+        quantize_linears(module, shared, tiles)
+    module = module.to(device.torch)
+    multiply_linears(module, shared, tiles)
     if device.torch.type == "cuda":
         # By default cuBLAS may add partial sums in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -157,7 +165,6 @@ def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:
 def _refuse_settings_of_native_kernels(settings: EngineSettings) -> None:
     given = {
         "kv_dtype": settings.kv_dtype if settings.kv_dtype != "auto" else None,
-        "quantization": settings.quantization if settings.quantization != "auto" else None,
         "overlap": settings.overlap or None,
         "cuda_graphs": settings.cuda_graphs or None,
     }

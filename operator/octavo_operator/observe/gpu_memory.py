@@ -125,7 +125,7 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     chunk = _STEPS * tokens
     columns = table_count(kinds) * math.ceil(longest / block_size)
     working = _working(settings, gpu, share, rows, tokens, longest, columns) + max(_TRANSFER, block)
-    graphs = 0 if settings.cuda_graphs is False else _GRAPHS + _GRAPH * graph_count(rows, tokens)
+    graphs = 0 if settings.cuda_graphs is False or not gpu.graphs else _GRAPHS + _GRAPH * graph_count(rows, tokens)
     memory = card.memory if card else 0
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
     room = memory - weights - working - graphs - reserve

@@ -54,6 +54,8 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secr
     spec, model = owner.spec, owner.source
     target = source.pinned(owner.spec.model, pinned or owner.spec.model.revision) if model.downloads else model.path
     command = ["python", "-m", "octavo_inference.inspect_model", target, "--report", "/dev/termination-log"]
+    if spec.resources.gpu.count:
+        command += ["--transformers"]  # as the image of GPUs has, and the Job's has not
     mounts: list[Json] = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the container's own volume
     volumes: list[Json] = [{"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}}]
     claim = owner.cache_claim

@@ -36,7 +36,18 @@ def test_what_the_native_decoder_lacks_is_left_to_transformers(
     assert missing in model.config.missing
     assert (model.config.vocab, model.config.max_positions, model.config.eos_token_ids) == (VOCAB, 128, (0,))
     assert model.elements == sum(values.size for values in tensors.values())
+    native = load_model(str(write_hf(tmp_path / "native", tensors)))
+    assert isinstance(native, LoadedModel)
+    assert model.config.kv_bytes_per_token(2) == native.config.kv_bytes_per_token(2)
     assert load_text(str(tmp_path / "m")).config.digest == model.config.digest
+
+
+@pytest.mark.parametrize("other", [{"kv_lora_rank": 16}, {"num_key_value_heads": [2, 1]}, {"num_hidden_layers": None}])
+def test_the_kv_of_layers_of_unusual_sizes_is_unknown_until_they_are_loaded(
+    tmp_path: Path, tensors: Tensors, other: dict[str, Any]
+) -> None:
+    folder = write_hf(tmp_path / "m", tensors, **{"architectures": ["OwnForCausalLM"]} | other)
+    assert load_text(str(folder)).config.kv_bytes_per_token(2) == 0
 
 
 def test_any_folder_can_be_given_to_transformers_and_no_gguf_file(tmp_path: Path, tensors: Tensors) -> None:

@@ -156,6 +156,22 @@ def test_what_cannot_be_served_says_why(config: dict[str, Any], reason: str, tmp
         inspect(str(tmp_path))
 
 
+def test_the_image_of_gpus_has_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["OwnForCausalLM"]}
+    native = inspect(str(folder))
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    refused = look(str(folder), None, any_architecture=False)
+    assert isinstance(refused, ModelFailure)
+    assert "torch and transformers is not installed: use the image octavo-server" in refused.message
+    found = inspect(str(folder), transformers=True)
+    assert native.gpu is not None
+    assert found.gpu is not None
+    [share] = found.gpu.shares
+    assert share.kv_elements_per_token == native.gpu.shares[0].kv_elements_per_token
+    assert share.weights["bfloat16"] == 2 * native.parameters
+
+
 def test_another_image_knows_other_architectures(tmp_path: Path) -> None:
     config = {**LLAMA, "architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
     for name, data in llama_files(config).items():

@@ -51,6 +51,24 @@ def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
     )
 
 
+def foreign_gpu_report(elements: int, vocab: int, kv_elements: int) -> GpuReport:
+    """Sizes of a model that transformers computes: weights, KV and logits; a server measures its activations.
+
+    Sums are lower bounds: linear layers in fp8 are not told from tables in bfloat16.
+    """
+    share = GpuShare(
+        ranks=1,
+        weights={"auto": 2 * elements, "bfloat16": 2 * elements, "float32": 4 * elements, "fp8": elements},
+        kv_elements_per_token=kv_elements,
+        token=0,
+        token_elements=0,
+        widest=0,
+        row=8 * vocab,
+        fixed=4 * WORKSPACE,
+    )
+    return GpuReport(head_dim=1, row_elements=0, position=0, shares=(share,), graphs=False)
+
+
 def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
     for ranks in range(1, _MOST_RANKS + 1):
         try:

@@ -10,19 +10,11 @@ import pytest
 import torch
 
 from octavo_inference import LLM, SamplingParams
-from octavo_inference.backends.reference.backend import ReferenceBackend
-from octavo_inference.model_loader import load_model
 
-from .families import BLOCK, HYBRIDS, VOCAB, build, compare, save
+from .families import HYBRIDS, VOCAB, backends, build, compare, save
 from .gguf_hybrids import GGUF, write_hybrid
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def reference(path: Path, max_model_len: int) -> ReferenceBackend:
-    found = load_model(str(path))
-    sizes = {"num_blocks": 24, "block_size": BLOCK, "max_model_len": max_model_len, "state_slots": 8}
-    return ReferenceBackend(found.config, found.weights, **sizes)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -30,7 +22,8 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
     family = HYBRIDS[name]
     model = build(family)
     save(model, tmp_path)
-    compare(family, model, reference(tmp_path, family.max_model_len))
+    for backend in backends(tmp_path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
 
 
 @pytest.mark.parametrize("name", GGUF)
@@ -38,7 +31,8 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     family = HYBRIDS[name]
     model = build(family)
     path = write_hybrid(tmp_path / "model.gguf", model, GGUF[name])
-    compare(family, model, reference(path, family.max_model_len))
+    for backend in backends(path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
 
 
 def answers(llm: LLM, prompts: list[list[int]], n: int = 1) -> list[list[list[int]]]:

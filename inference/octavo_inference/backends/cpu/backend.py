@@ -352,13 +352,16 @@ class CpuBackend:
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks: [block, bytes]."""
-        return np.concatenate([pool[list(blocks)] for pool in self._pools], axis=1)
+        parts = [np.empty((len(blocks), 0), np.uint8), *(pool[list(blocks)] for pool in self._pools)]
+        return np.concatenate(parts, axis=1)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        ends = np.cumsum([pool.shape[1] for pool in self._pools])
-        for pool, part in zip(self._pools, np.split(saved, ends[:-1], axis=1), strict=True):
-            pool[list(blocks)] = part
+        start = 0
+        for pool in self._pools:
+            end = start + pool.shape[1]
+            pool[list(blocks)] = saved[:, start:end]
+            start = end
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the states of whole slots (source, destination), all layers."""

@@ -110,7 +110,7 @@ this page from the tests, and a test compares it. [Models](guides/models.md) exp
 - **Test**: small models with random weights, in as many variants as the number says. The logits of the reference and of
   the CPU kernels equal those of transformers in float32. Prompts run in chunks and decode steps, several at once. The
   command that runs the test stands behind it.
-- **CPU** and **GPU**: the backend computes all that the family needs, or what it lacks. `tests/kernels` compares the GPU
+- **CPU** and **GPU**: the backend computes all that the family needs, or what it lacks. `tests/kernels` compares GPU
   kernels by kind of layer, in Triton's interpreter. They have not run on a card with all of these families yet.
 - `test_every_kind.py` runs the engine with one family of each kind of layer: prefix hits, preemption, several answers.
 """

@@ -23,7 +23,7 @@ from octavo_inference.backends.transformers.products import multiply_linears, qu
 from octavo_inference.backends.transformers.rehearsal import rehearse
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
-from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
+from octavo_inference.config.engine import GPU_PROFILES, Dtype, EngineSettings
 from octavo_inference.core.built import Built
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.engine.cuda_factory import INTERPRETER_SHARE, SWAP_ROOM, refuse_settings_of_cpus
@@ -116,7 +116,7 @@ def _build(settings: EngineSettings, model: ForeignModel, device: Device) -> Bui
     backend = make(make_pools(shapes, sizes.num_blocks, sizes.block_size))
     log.warning("%s is computed by transformers, slower than native kernels: %s", model.text.name, config.missing)
     memory = _plan(module, sizes, activations, process, device.free or host, device)
-    name = "bfloat16" if dtype == torch.bfloat16 else "float32"
+    name: Dtype = "bfloat16" if dtype == torch.bfloat16 else "float32"
     return Built(backend, config, sizes, "transformers", name, 1, memory)
 
 

@@ -112,6 +112,7 @@ this page from the tests, and a test compares it. [Models](guides/models.md) exp
   command that runs the test stands behind it.
 - **CPU** and **GPU**: the backend computes all that the family needs, or what it lacks. `tests/kernels` compares GPU
   kernels by kind of layer, in Triton's interpreter. They have not run on a card with all of these families yet.
+  Instead of a "no", transformers computes the model there, [where it can](guides/models.md#transformers-on-a-gpu).
 - `test_every_kind.py` runs the engine with one family of each kind of layer: prefix hits, preemption, several answers.
 """
 

@@ -240,7 +240,8 @@ def _inputs(batch: Batch, device: torch.device) -> _Inputs:
         np.array([decodes, count]),
     ]
     together = torch.from_numpy(np.concatenate(arrays).astype(np.int32))
-    slots, table, row, query_start, seq_len, bounds = together.to(device).split([len(array) for array in arrays])
+    sent = torch.split(together.to(device), [len(array) for array in arrays])
+    slots, table, row, query_start, seq_len, bounds = sent
     return _Inputs(slots, table.view(count, -1), row, query_start, seq_len, bounds, decodes, count - decodes)
 
 

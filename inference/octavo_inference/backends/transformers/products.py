@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
-from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Layout
+from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix, Form, Layout
 from octavo_inference.backends.cuda.linear import Linear, quantize_rows
 from octavo_inference.backends.cuda.packing import FP8_BY_ROW
 
@@ -17,18 +18,19 @@ from octavo_inference.backends.cuda.packing import FP8_BY_ROW
 class Product(nn.Module):
     """A linear layer, x [..., inputs] to [..., outputs] in the type of x. Only one of floats has a `weight`."""
 
-    def __init__(self, linear: Linear, weight: nn.Parameter | None = None, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, product: Linear, floats: nn.Linear | None = None) -> None:
         super().__init__()
-        self.in_features = linear.columns
-        self.out_features = linear.rows
-        self.product = linear
-        if weight is not None:
-            self.weight = weight
-            self.bias = bias
+        self.in_features = product.columns
+        self.out_features = product.rows
+        self._product = product
+        if floats is not None:
+            self.weight = floats.weight
+            self.bias = floats.bias
 
     def forward(self, x: Tensor) -> Tensor:
         """The product of each row."""
-        return self.product(x.reshape(-1, self.in_features).contiguous()).view(*x.shape[:-1], self.out_features)
+        rows = self._product(x.reshape(-1, self.in_features).contiguous())
+        return rows.view(*x.shape[:-1], self.out_features)
 
 
 def workspace(device: torch.device) -> Tensor:
@@ -36,12 +38,11 @@ def workspace(device: torch.device) -> Tensor:
     return torch.empty(WORKSPACE, dtype=torch.float32, device=device)
 
 
-def quantize_linears(module: nn.Module, shared: Tensor, tiles: Tiles) -> int:
+def quantize_linears(module: Any, shared: Tensor, tiles: Tiles) -> None:
     """Put fp8 products on the device of the `shared` workspace in place of linear layers, one by one.
 
-    The module's output layer stays, because it determines the tokens. Returns the bytes of the weights.
+    The module's output layer stays, because it determines the tokens.
     """
-    nbytes = 0
     for parent, name, linear in list(_linears(module)):
         if linear is module.get_output_embeddings():
             continue
@@ -49,20 +50,18 @@ def quantize_linears(module: nn.Module, shared: Tensor, tiles: Tiles) -> int:
         bias = None if linear.bias is None else linear.bias.detach().to(shared.device, torch.float32)
         matrix = DeviceMatrix(FP8_BY_ROW, linear.in_features, values, factors=factors)
         setattr(parent, name, Product(Linear((matrix,), (bias,), shared, tiles=tiles)))
-        nbytes += values.nbytes + factors.nbytes
-    return nbytes
 
 
 def multiply_linears(module: nn.Module, shared: Tensor, tiles: Tiles) -> None:
     """Put products in place of the linear layers of a module on the device, which read the same weights."""
-    form = "f32" if module.dtype == torch.float32 else "bf16"
+    form: Form = "f32" if module.dtype == torch.float32 else "bf16"
     for parent, name, linear in list(_linears(module)):
         if linear.weight.dtype != module.dtype:
             continue  # kept in float32 on purpose
         bias = None if linear.bias is None else linear.bias.detach()
         matrix = DeviceMatrix(Layout(form), linear.in_features, linear.weight.detach())
         product = Linear((matrix,), (bias,), shared, tiles=tiles)
-        setattr(parent, name, Product(product, linear.weight, linear.bias))
+        setattr(parent, name, Product(product, linear))
 
 
 def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

@@ -72,12 +72,16 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class ForeignModel:
-    """A model for the transformers backend. Its weights, `elements` numbers in all, are still in `folder`."""
+    """A model for the transformers backend. Its weights are still in `folder`: `elements` numbers, in `nbytes` bytes.
+
+    Of quantized weights `elements` counts those of packed tensors.
+    """
 
     text: TextModel
     config: ForeignConfig
     folder: Path
     elements: int
+    nbytes: int
 
 
 def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
@@ -100,8 +104,7 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
         text, config = _hf_text(source, checkpoint, native=native)
         if isinstance(config, ModelConfig):
             return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
-    elements = sum(math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    return ForeignModel(text, config, source, elements)
+    return _foreign(text, config, checkpoint)
 
 
 def as_foreign(model: LoadedModel, missing: str) -> ForeignModel:
@@ -116,8 +119,13 @@ def as_foreign(model: LoadedModel, missing: str) -> ForeignModel:
         config = describe(folder, model.config.digest, missing)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"{missing}; transformers cannot take its place: {error}") from error
-    elements = sum(math.prod(tensor.shape) for tensor in model.weights.tensors())
-    return ForeignModel(model.text, config, folder, elements)
+    return _foreign(model.text, config, read_checkpoint(folder))
+
+
+def _foreign(text: TextModel, config: ForeignConfig, checkpoint: Checkpoint) -> ForeignModel:
+    tensors = checkpoint.tensors.values()
+    elements, nbytes = sum(math.prod(tensor.shape) for tensor in tensors), sum(tensor.data.nbytes for tensor in tensors)
+    return ForeignModel(text, config, text.path, elements, nbytes)
 
 
 def require_transformers(model: ForeignModel) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.quantized import is_supported
 from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 
@@ -29,7 +30,8 @@ class ForeignConfig:
     """A decoder as described by config.json, without its inner sizes.
 
     `missing`: the feature that the native decoder lacks. `kv_elements`: K and V elements of a token over all layers, 0
-    where config.json does not name them as usual; a loaded model has those of its pool.
+    where config.json does not name them as usual; a loaded model has those of its pool. `quantization`: the method of
+    quantized weights, which Octavo's products on a GPU read, but not transformers.
     """
 
     architecture: str
@@ -39,6 +41,7 @@ class ForeignConfig:
     eos_token_ids: tuple[int, ...]
     digest: str
     kv_elements: int = 0
+    quantization: str = ""
 
     @property
     def state_bytes(self) -> int:
@@ -57,14 +60,13 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
     names = data.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise ModelError(f"{path}: architectures is {names!r}, expected a list with the name of the model's class")
-    quantization = quantization_settings(folder)
-    if quantization is not None:
-        raise UnsupportedModelError(
-            f"{path}: {names[0]} cannot be served: only native kernels read quantized weights "
-            f"({quantization.method}), and they do not take this model ({missing}); use bf16, f16 or f32 weights or a "
-            "GGUF file"
-        )
     _refuse(path, names[0], data)
+    quantization = quantization_settings(folder)
+    if quantization is not None and not is_supported(quantization.method):
+        raise UnsupportedModelError(
+            f"{path}: {names[0]} cannot be served: Octavo does not read its quantized weights ({quantization.method}), "
+            f"and native kernels do not take this model ({missing}); use bf16, f16 or f32 weights or a GGUF file"
+        )
     return ForeignConfig(
         architecture=names[0],
         missing=missing,
@@ -73,7 +75,18 @@ def describe(folder: Path, digest: str, missing: str) -> ForeignConfig:
         eos_token_ids=eos_token_ids(folder, data),
         digest=digest,
         kv_elements=_kv_elements(data),
+        quantization="" if quantization is None else str(quantization.method),
     )
+
+
+def require_unquantized(folder: Path, config: ForeignConfig) -> None:
+    """Raises `UnsupportedModelError` for quantized weights, on a CPU."""
+    if config.quantization:
+        raise UnsupportedModelError(
+            f"{folder / 'config.json'}: {config.architecture} cannot be served on a CPU: only native kernels read "
+            f"quantized weights ({config.quantization}), and they do not take this model ({config.missing}); use bf16, "
+            "f16 or f32 weights, a GGUF file or a GPU"
+        )
 
 
 def _kv_elements(data: dict[str, Any]) -> int:

@@ -21,7 +21,8 @@ from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
 from octavo_inference.checkpoints.quantized.quantization_config import MODELOPT_FILE, OLD_FILES
-from octavo_inference.checkpoints.transformers_config import ForeignConfig
+from octavo_inference.checkpoints.safetensors import read_checkpoint
+from octavo_inference.checkpoints.transformers_config import ForeignConfig, require_unquantized
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
 from octavo_inference.download.registry import UnresolvedError, read_pull_secrets, resolve_digest
@@ -57,15 +58,23 @@ def inspect(path: str, *, any_architecture: bool = False, transformers: bool = F
     elements = count_elements(text.path)
     if isinstance(config, ForeignConfig) and not (any_architecture or transformers):
         try:
-            require_transformers(ForeignModel(text, config, text.path, elements))
+            require_unquantized(text.path, config)
+            require_transformers(ForeignModel(text, config, text.path, elements, 0))
         except ModelError as error:
             raise UnsupportedModelError(str(error)) from error
+    floats = {"bfloat16": 2 * elements, "float32": 4 * elements}
+    on_gpu = {"auto": 2 * elements, **floats, "fp8": elements}
+    quantization = config.quantization if isinstance(config, ForeignConfig) else ""
+    if quantization:
+        floats, on_gpu = {}, {"auto": sum(tensor.data.nbytes for tensor in read_checkpoint(text.path).tensors.values())}
     return ModelReport(
         architecture=config.architecture,
-        parameters=elements,
-        weights={"bfloat16": 2 * elements, "float32": 4 * elements},
+        parameters=0 if quantization else elements,
+        format=quantization[:WORD_LIMIT],
+        quantized=bool(quantization),
+        weights=floats,
         max_length=config.max_positions,
-        gpu=foreign_gpu_report(elements, config.vocab, config.kv_bytes_per_token(1)),
+        gpu=foreign_gpu_report(on_gpu, config.vocab, config.kv_bytes_per_token(1)),
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
+from octavo_inference.checkpoints.transformers_config import require_unquantized
 from octavo_inference.common.errors import DeviceError, SettingsError, UnsupportedModelError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
@@ -286,6 +287,7 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
             "it at auto",
             "quantization",
         )
+    require_unquantized(model.folder, model.config)
     require_transformers(model)
     dtype = _choose_foreign_dtype() if settings.dtype == "auto" else settings.dtype
     element_bytes = 2 if dtype == "bfloat16" else 4

@@ -14,10 +14,12 @@ import torch
 
 from octavo_inference.backends.cuda.device import INTERPRETER, Device, require_room, watched
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
+from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.transformers.attention import KvShape
 from octavo_inference.backends.transformers.backend import DEFAULT_BLOCK_SIZE, TransformersBackend
 from octavo_inference.backends.transformers.block_pools import BlockPools, block_elements
 from octavo_inference.backends.transformers.load import load_module
+from octavo_inference.backends.transformers.load_quantized import load_quantized
 from octavo_inference.backends.transformers.probe import prepare
 from octavo_inference.backends.transformers.products import multiply_linears, quantize_linears, workspace
 from octavo_inference.backends.transformers.rehearsal import rehearse
@@ -28,6 +30,7 @@ from octavo_inference.core.built import Built
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.engine.cuda_factory import INTERPRETER_SHARE, SWAP_ROOM, refuse_settings_of_cpus
 from octavo_inference.model_loader import ForeignModel
+from octavo_protocol.model import no_effect
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +55,8 @@ def build_transformers(settings: EngineSettings, model: ForeignModel, device: De
 def _build(settings: EngineSettings, model: ForeignModel, device: Device) -> Built:
     interpreted = device.name == INTERPRETER
     dtype = _dtype(settings, interpreted=interpreted)
-    fp8 = settings.quantization == "fp8"
-    weights = model.elements * dtype.itemsize
     process, host = resident_memory(os.getpid()), available_memory()
-    require_memory(model.folder, weights, host)
-    if not interpreted:
-        require_room(device, (weights // dtype.itemsize if fp8 else weights) + device.reserve)
-    module = load_module(model.folder, model.config, dtype)
-    shared, tiles = workspace(device.torch), find_tiles(device.name)
-    if fp8:
-        quantize_linears(module, shared, tiles)
-    module = module.to(device.torch)
-    multiply_linears(module, shared, tiles)
+    module = _load(settings, model, device, dtype, host)
     if device.torch.type == "cuda":
         # By default cuBLAS may add partial sums in bfloat16.
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -118,6 +111,29 @@ def _build(settings: EngineSettings, model: ForeignModel, device: Device) -> Bui
     memory = _plan(module, sizes, activations, process, device.free or host, device)
     name: Dtype = "bfloat16" if dtype == torch.bfloat16 else "float32"
     return Built(backend, config, sizes, "transformers", name, 1, memory)
+
+
+def _load(settings: EngineSettings, model: ForeignModel, device: Device, dtype: torch.dtype, host: int) -> Any:
+    """The module on the device, with Octavo's products in place of its linear layers."""
+    fp8, quantized = settings.quantization == "fp8", bool(model.config.quantization)
+    if fp8 and quantized:
+        raise SettingsError(no_effect(settings.quantization), "quantization")
+    floats = model.elements * dtype.itemsize
+    needed = model.nbytes if quantized else model.elements if fp8 else floats
+    if device.name != INTERPRETER:
+        require_room(device, needed + device.reserve)
+    shared, tiles = workspace(device.torch), find_tiles(device.name)
+    if quantized:
+        kept: Quantization = "auto" if settings.dtype == "auto" else "dense"
+        module = load_quantized(model.folder, model.config, dtype, kept, shared, tiles)
+    else:
+        require_memory(model.folder, floats, host)
+        module = load_module(model.folder, model.config, dtype)
+        if fp8:
+            quantize_linears(module, shared, tiles)
+        module = module.to(device.torch)
+    multiply_linears(module, shared, tiles)
+    return module
 
 
 def _backend(model: ForeignModel, module: Any, device: Device, pools: BlockPools) -> TransformersBackend:

@@ -12,6 +12,7 @@ import pytest
 
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.config.engine import EngineSettings
+from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.model_loader import ForeignModel, LoadedModel, load_model, load_text
 
@@ -82,6 +83,20 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
         load_engine(EngineSettings(model=str(folder)))
 
 
+def test_quantized_weights_are_refused_on_cpus(tmp_path: Path, tensors: Tensors) -> None:
+    changes: dict[str, Any] = {"architectures": ["OwnForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    folder = str(write_hf(tmp_path / "m", tensors, **changes))
+    message = r"native kernels read quantized weights \(gptq\), .* \(.*architecture 'OwnForCausalLM' is not supp"
+    with pytest.raises(ModelError, match=message):
+        load_engine(EngineSettings(model=folder, backend="cpu"))
+    with pytest.raises(ModelError, match=message):
+        inspect(folder)
+    found = inspect(folder, transformers=True)
+    assert (found.quantized, found.format, found.weights) == (True, "gptq", {})
+    assert found.gpu is not None
+    assert found.gpu.shares[0].weights == {"auto": sum(values.nbytes for values in tensors.values())}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -92,10 +107,6 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
         ({"layer_types": ["linear_attention", "full_attention"]}, r"not softmax attention \(linear_attention\)"),
         ({"layers_block_type": ["recurrent", "attention"]}, r"not softmax attention \(recurrent\)"),
         ({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}, "rope type dynamic"),
-        (
-            {"quantization_config": {"quant_method": "gptq"}},
-            r"native kernels read quantized weights \(gptq\), .* \(.*architecture 'OwnForCausalLM' is not supp",
-        ),
         ({"architectures": []}, "architectures is \\[\\], expected a list"),
         ({"architectures": "Own"}, "architectures is 'Own', expected a list"),
         ({"vocab_size": -1}, "vocab_size is -1, expected a positive number"),

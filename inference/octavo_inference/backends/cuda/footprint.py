@@ -51,14 +51,11 @@ def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
     )
 
 
-def foreign_gpu_report(elements: int, vocab: int, kv_elements: int) -> GpuReport:
-    """Sizes of a model that transformers computes: weights, KV and logits; a server measures its activations.
-
-    Sums are lower bounds: linear layers in fp8 are not told from tables in bfloat16.
-    """
+def foreign_gpu_report(weights: dict[str, int], vocab: int, kv_elements: int) -> GpuReport:
+    """Lower bounds for a model that transformers computes: weights, KV and logits. A server measures activations."""
     share = GpuShare(
         ranks=1,
-        weights={"auto": 2 * elements, "bfloat16": 2 * elements, "float32": 4 * elements, "fp8": elements},
+        weights=weights,
         kv_elements_per_token=kv_elements,
         token=0,
         token_elements=0,

@@ -95,7 +95,7 @@ def upload(
     """
     plan = plan_weights(config, weights, _dense(dtype), quantization)
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
-    sender = Sender(plan, device, progress)
+    sender = Sender(plan.parts, plan.nbytes, device, progress)
     table = sender.matrix(plan.embedding)
 
     def linear(parts: Sequence[Part]) -> Linear:

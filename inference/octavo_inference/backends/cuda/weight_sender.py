@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from octavo_inference.backends.cuda.linear import quantize_rows
 from octavo_inference.backends.cuda.packing import PlaneType, pack, plane_shapes
 from octavo_inference.backends.cuda.plan_parts import Part
 from octavo_inference.backends.cuda.staging import Staging
-from octavo_inference.backends.cuda.weight_plan import WeightPlan
 from octavo_inference.models.weights import Format, Tensor, dequantize
 
 Progress = Callable[[int, int], None]
@@ -31,14 +30,14 @@ _PIECE = 2 << 20
 
 
 class Sender:
-    """Allocates the planned memory and fills it piece by piece. `done` counts the bytes on the device."""
+    """Allocates the memory of `parts` and fills it piece by piece. `done` counts the bytes sent, of a `total`."""
 
-    def __init__(self, plan: WeightPlan, device: torch.device, progress: Progress | None) -> None:
+    def __init__(self, parts: Iterable[Part], total: int, device: torch.device, progress: Progress | None) -> None:
         # Before the device quantizes them to fp8, weights are at most float32.
-        widest = max(max(_PIECE, part.cols) for part in plan.parts) * 4
+        widest = max(max(_PIECE, part.cols) for part in parts) * 4
         self._staging = Staging(widest, device)
         self._device = device
-        self._total, self._progress = plan.nbytes, progress
+        self._total, self._progress = total, progress
         self.done = 0
 
     def matrix(self, part: Part) -> DeviceMatrix:

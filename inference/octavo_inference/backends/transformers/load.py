@@ -19,6 +19,8 @@ from octavo_inference.common.errors import ModelError
 
 log = logging.getLogger(__name__)
 
+_LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
 
 def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> Any:
     """Load the model as a torch module with all its weights, for inference.
@@ -26,24 +28,7 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
     Raises `ModelError` when transformers has no such decoder, when it keeps state of another kind than K and V, or when
     configuration and weights disagree.
     """
-    name = described.architecture
-
-    def refuse(reason: str) -> ModelError:
-        return ModelError(f"{folder}: {name} cannot be served: {reason}")
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        config = AutoConfig.from_pretrained(str(folder), **local)
-    except Exception as error:
-        raise refuse(f"transformers {transformers.__version__} does not support it: {_first_line(error)}") from error
-    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if known is None or known.__name__ != name:
-        other = "" if known is None else f" (of this kind it has {known.__name__})"
-        raise refuse(f"transformers {transformers.__version__} has no text-generating decoder of that name{other}")
-    if known._is_stateful:  # noqa: SLF001 -- transformers has no public equivalent
-        raise refuse("it has recurrent layers (Mamba, linear attention), whose state cannot be paged")
+    config = module_config(folder, described)
     try:
         module, report = AutoModelForCausalLM.from_pretrained(
             str(folder),
@@ -53,12 +38,37 @@ def load_module(folder: Path, described: ForeignConfig, dtype: torch.dtype) -> A
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported together with the missing ones
-            **local,
+            **_LOCAL,
         )
     except Exception as error:
-        raise refuse(f"transformers cannot load it: {_first_line(error)}") from error
+        raise _refusal(folder, described, f"transformers cannot load it: {_first_line(error)}") from error
     _check_weights(folder, report)
     return module.eval()
+
+
+def module_config(folder: Path, described: ForeignConfig) -> Any:
+    """The configuration of a module. Raises `ModelError` when transformers has no such decoder, or one with states."""
+    name = described.architecture
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(str(folder), **_LOCAL)
+    except Exception as error:
+        reason = f"transformers {transformers.__version__} does not support it: {_first_line(error)}"
+        raise _refusal(folder, described, reason) from error
+    known = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if known is None or known.__name__ != name:
+        other = "" if known is None else f" (of this kind it has {known.__name__})"
+        reason = f"transformers {transformers.__version__} has no text-generating decoder of that name{other}"
+        raise _refusal(folder, described, reason)
+    if known._is_stateful:  # noqa: SLF001 -- transformers has no public equivalent
+        reason = "it has recurrent layers (Mamba, linear attention), whose state cannot be paged"
+        raise _refusal(folder, described, reason)
+    return config
+
+
+def _refusal(folder: Path, described: ForeignConfig, reason: str) -> ModelError:
+    return ModelError(f"{folder}: {described.architecture} cannot be served: {reason}")
 
 
 def _check_weights(folder: Path, report: dict[str, Any]) -> None:

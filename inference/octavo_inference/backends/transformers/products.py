@@ -43,7 +43,7 @@ def quantize_linears(module: Any, shared: Tensor, tiles: Tiles) -> None:
 
     The module's output layer stays, because it determines the tokens.
     """
-    for parent, name, linear in list(_linears(module)):
+    for parent, name, linear in list(linears(module)):
         if linear is module.get_output_embeddings():
             continue
         values, factors = quantize_rows(linear.weight.detach().to(shared.device))
@@ -55,7 +55,7 @@ def quantize_linears(module: Any, shared: Tensor, tiles: Tiles) -> None:
 def multiply_linears(module: nn.Module, shared: Tensor, tiles: Tiles) -> None:
     """Put products in place of the linear layers of a module on the device, which read the same weights."""
     form: Form = "f32" if module.dtype == torch.float32 else "bf16"
-    for parent, name, linear in list(_linears(module)):
+    for parent, name, linear in list(linears(module)):
         if linear.weight.dtype != module.dtype:
             continue  # kept in float32 on purpose
         bias = None if linear.bias is None else linear.bias.detach()
@@ -64,7 +64,7 @@ def multiply_linears(module: nn.Module, shared: Tensor, tiles: Tiles) -> None:
         setattr(parent, name, Product(product, linear))
 
 
-def _linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+def linears(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
     """Linear layers with the modules and names that hold them; none of a class of its own."""
     for parent in module.modules():
         for name, child in parent.named_children():

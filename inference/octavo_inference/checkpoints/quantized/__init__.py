@@ -47,6 +47,11 @@ _METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
 }
 
 
+def is_supported(method: object) -> bool:
+    """Return True for a method of quantized checkpoints that has a reader."""
+    return method in _METHODS
+
+
 def quantized_reader(
     folder: Path, checkpoint: Checkpoint, *, contents: bool, fused: Mapping[str, tuple[int, ...]] | None = None
 ) -> QuantizedReader | None:

@@ -35,8 +35,8 @@ class Experts:
     The experts with the largest scores (plus a correction, where the model has one) are chosen. If `groups` > 1, only
     from the `chosen_groups` groups with the largest score: that of their best expert, or the sum of their best two.
     Weights are the scores of the chosen without the correction; `normalized`: divided by their sum; times `scale`.
-    `softmax_of_near` (PhiMoE, https://arxiv.org/abs/2409.12136): the experts are chosen one after another. The weight of
-    each is a softmax over those that are left and near it: (best - logit) / max(|logit|, best) is at most `near`.
+    `softmax_of_near` (PhiMoE, https://arxiv.org/abs/2409.12136): the experts are chosen one after another. Each one's
+    weight is a softmax over those that are left and near it: (best - logit) / max(|logit|, best) is at most `near`.
     `input_scaled` (Llama 4): the weight multiplies an expert's input instead of its output.
 
     `shared`: inner elements of an MLP that every token uses, 0 for none; `shared_gate`: its output is multiplied by

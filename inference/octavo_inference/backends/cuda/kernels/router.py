@@ -8,6 +8,8 @@ Sources: DeepSeek-V3 (https://arxiv.org/abs/2412.19437), section 2.1.2, for grou
 
 from __future__ import annotations
 
+from typing import Literal
+
 import triton
 import triton.language as tl
 from torch import Tensor as Torch
@@ -15,7 +17,8 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.dequantized_dot import add_step
 from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
-from octavo_inference.models.layers import Scoring
+
+Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen", "softmax_of_near"]
 
 _FEW, _PARTS = 16, 8
 _ROWS, _OUTPUTS, _STEP = 16, 32, 64

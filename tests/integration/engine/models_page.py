@@ -28,11 +28,13 @@ from .families import (
 from .gguf_files import GGUF
 from .gguf_hybrids import GGUF as GGUF_HYBRIDS
 from .gguf_latent_files import GGUF_LATENT
+from .others import OTHERS
 
 PAGE = Path(__file__).parents[3] / "docs/models.md"
 ARCHITECTURES = GGUF | GGUF_HYBRIDS | GGUF_LATENT
+DENSE_FAMILIES = FAMILIES | DENSE
 GROUPS: dict[str, tuple[dict[str, Family], str]] = {
-    "Dense models": (FAMILIES | DENSE, "test_families.py"),
+    "Dense models": (DENSE_FAMILIES, "test_families.py"),
     "Mixtures of experts": (EXPERTS, "test_families.py"),
     "Latent attention": (LATENT | LATENT_EXPERTS, "test_latent_families.py"),
     "State layers": (HYBRIDS, "test_hybrids.py"),
@@ -46,6 +48,8 @@ NAMES = {
     "Cohere2": "Command R7B, Command A",
     "DeepseekV2": "DeepSeek V2, V2-Lite",
     "DeepseekV3": "DeepSeek V3, R1, Kimi K2",
+    "Cwm": "Code World Model",
+    "DeciLM": "Llama-Nemotron (pruned Llama)",
     "Dots1": "dots.llm1",
     "Ernie4_5": "ERNIE 4.5",
     "Ernie4_5_Moe": "ERNIE 4.5 MoE",
@@ -75,7 +79,9 @@ NAMES = {
     "Llama4": "Llama 4 (text)",
     "Mamba2": "Mamba-2, Codestral Mamba",
     "MiniCPM3": "MiniCPM3",
+    "MiniCPM": "MiniCPM 1 and 2",
     "MiniMaxM2": "MiniMax-M2",
+    "Ministral": "Ministral 8B",
     "Mistral": "Mistral, Mistral Nemo",
     "Mixtral": "Mixtral",
     "Mpt": "MPT",
@@ -87,6 +93,7 @@ NAMES = {
     "Olmo3": "OLMo 3",
     "Olmoe": "OLMoE",
     "Phi": "Phi-1.5, Phi-2",
+    "Phimoe": "Phi-3.5-MoE",
     "Phi3": "Phi-3, Phi-3.5, Phi-4",
     "Qwen2": "Qwen2, Qwen2.5",
     "Qwen2Moe": "Qwen1.5-MoE, Qwen2-MoE",
@@ -134,9 +141,7 @@ def rows(families: dict[str, Family]) -> list[Row]:
     named: dict[str, list[str]] = defaultdict(list)
     for name, family in families.items():
         named[family.model].append(name)
-    return [
-        _row(model, names, families) for model, names in sorted(named.items(), key=lambda item: NAMES[item[0]].lower())
-    ]
+    return [_row(model, names, families) for model, names in named.items()]
 
 
 def _row(model: str, names: list[str], families: dict[str, Family]) -> Row:
@@ -145,14 +150,23 @@ def _row(model: str, names: list[str], families: dict[str, Family]) -> Row:
         with tempfile.TemporaryDirectory() as folder:
             save(build(families[name]), Path(folder))
             needed |= features(load_model(folder).config)
-    return Row(
-        model,
-        len(names),
-        tuple(sorted({ARCHITECTURES[name] for name in names if name in ARCHITECTURES})),
-        tuple(sorted(needed - CPU_FEATURES)),
-        tuple(sorted(needed - CUDA_FEATURES)),
-        any(name in IN_EVERY_RUN for name in names),
-    )
+    architectures = {ARCHITECTURES[name] for name in names if name in ARCHITECTURES}
+    return _row_of(model, len(names), architectures, needed, any(name in IN_EVERY_RUN for name in names))
+
+
+def _row_of(model: str, variants: int, architectures: set[str], needed: set[str], in_every_run: bool) -> Row:
+    lacking = (tuple(sorted(needed - known)) for known in (CPU_FEATURES, CUDA_FEATURES))
+    return Row(model, variants, tuple(sorted(architectures)), *lacking, in_every_run)
+
+
+def others() -> list[Row]:
+    """Rows of the families that transformers does not have."""
+    found = []
+    for model, make in OTHERS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            make(Path(folder))
+            found.append(_row_of(model, 1, set(), set(features(load_model(folder).config)), True))
+    return found
 
 
 def page() -> str:
@@ -160,7 +174,10 @@ def page() -> str:
     parts = [HEAD]
     for title, (families, file) in GROUPS.items():
         parts.append(f"\n## {title}\n\n| family | safetensors | GGUF | CPU | GPU | test |\n|---|---|---|---|---|---|\n")
-        parts += [_line(row, file) for row in rows(families)]
+        lines = [(NAMES[row.model].lower(), _line(row, file)) for row in rows(families)]
+        if families is DENSE_FAMILIES:
+            lines += [(NAMES[row.model].lower(), _line(row, "test_others.py")) for row in others()]
+        parts += [line for _, line in sorted(lines)]
     return "".join(parts)
 
 

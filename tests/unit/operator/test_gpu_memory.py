@@ -80,6 +80,31 @@ def test_too_small_a_gpu_is_refused_with_every_number(gpu: Make) -> None:
     )
 
 
+def test_a_model_that_only_transformers_computes_has_a_lower_bound(gpu: Make) -> None:
+    share_ = GpuShare(
+        ranks=1,
+        weights={"auto": 16 * GIB},
+        kv_elements_per_token=65_536,
+        token=0,
+        token_elements=0,
+        widest=0,
+        row=1_000_000,
+        fixed=0,
+    )
+    report = GpuReport(head_dim=1, row_elements=0, position=0, shares=(share_,), graphs=False)
+    found = msgspec.structs.replace(BIG, architecture="OwnForCausalLM", format="", gpu=report)
+    small, large = (fitted(gpu().spec, found, [card]) for card in (A2, H100))
+    assert small is not None
+    assert large is not None
+    message = gpu_refusal(gpu().spec, found, small)
+    assert "NVIDIA-A2 with 15356Mi is too small: the weights take 16384Mi, the KV pool at least 4Mi" in message
+    assert "CUDA graphs" not in message
+    assert gpu_refusal(gpu().spec, found, large) == ""
+    refused = fit.refusal(gpu(count=2).spec, found, fit.MemoryFit())
+    assert refused is not None
+    assert refused.message.endswith("use 1")
+
+
 def test_the_example_of_the_guide(gpu: Make) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/gpus.md").read_text()
     assert refusal(gpu({"maxModelLen": 65_536}), L4) in " ".join(guide.split())

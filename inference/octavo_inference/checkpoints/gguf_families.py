@@ -9,7 +9,7 @@ from typing import Any
 from octavo_inference.checkpoints.gguf_latent import latent_fields
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_windows import every_nth, windows
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.layers import Experts, FeedForward, LayerParts
 
 Fields = dict[str, Any]
@@ -18,6 +18,8 @@ Names = dict[str, str]
 _SIGMOID = 2
 # Gemma's 27B models scale queries by hidden size / heads; a GGUF file identifies them only by their layer count.
 _WIDE_QUERIES = frozenset({("gemma2", 46), ("gemma3", 62)})
+# Layers and vocabulary of the one model with sigmoid scores among the deepseek2 files that do not state them.
+_GLM_4_7_LITE = frozenset({(47, 154_880), (48, 154_880)})
 _GEMMA2_NORMS = {"attention_output_norm": "post_attention_norm", "mlp_output_norm": "post_ffw_norm"}
 _OLMO2 = {"input_norm": "", "post_norm": "", **_GEMMA2_NORMS}
 
@@ -32,6 +34,7 @@ class GgufFamily:
 
     `adjacent`: rotary pairs are neighbours, (2i, 2i + 1), because the architecture's are, or because the converter has
     sorted the rows of a half-split one. `partial`: the file may rotate a part of each head. `theta`: the default base.
+    `tiled`: value heads of a gated delta net are sorted by their place among those of a key head.
     """
 
     fields: Callable[[GgufSettings], Fields] = _same
@@ -39,6 +42,7 @@ class GgufFamily:
     adjacent: bool = False
     partial: bool = False
     theta: float = 10_000.0
+    tiled: bool = False
 
 
 def _llama(settings: GgufSettings) -> Fields:
@@ -146,7 +150,15 @@ def _olmo(settings: GgufSettings) -> Fields:
 
 
 def _olmo2(settings: GgufSettings) -> Fields:
-    return {"input_norms": False, "output_norms": True, "qk_norm": "whole", "windows": windows(settings, pattern=4)}
+    """OLMo 2 and 3; layers with a window are rotated without scaling."""
+    base = settings.number("rope.freq_base", 10_000.0)
+    return {
+        "input_norms": False,
+        "output_norms": True,
+        "qk_norm": "whole",
+        "windows": windows(settings, pattern=4),
+        "local_rope_theta": settings.number("rope.freq_base_swa", base),
+    }
 
 
 def _olmoe(settings: GgufSettings) -> Fields:
@@ -185,7 +197,7 @@ def _phi2(_: GgufSettings) -> Fields:
 
 def _neox(settings: GgufSettings) -> Fields:
     parallel = settings.flag("use_parallel_residual", default=True)
-    return {"layer_norm": True, "gated": False, "activation": "gelu_tanh", "parallel": parallel}
+    return {"layer_norm": True, "gated": False, "activation": "gelu", "parallel": parallel}
 
 
 def _bloom(settings: GgufSettings) -> Fields:
@@ -199,7 +211,7 @@ def _mpt(settings: GgufSettings) -> Fields:
     if settings.number("attention.max_alibi_bias", 8.0) != 8:
         raise ModelError(f"{settings.file.path}: mpt.attention.max_alibi_bias is not 8, which is supported")
     return {
-        "layer_norm": True, "gated": False, "activation": "gelu_tanh", "alibi": 1.0,
+        "layer_norm": True, "gated": False, "activation": "gelu", "alibi": 1.0,
         "rotated": (False,) * settings.layers(), "qkv_clip": settings.cap("attention.clamp_kqv", 0.0),
     }  # fmt: skip
 
@@ -207,12 +219,16 @@ def _mpt(settings: GgufSettings) -> Fields:
 def _falcon(settings: GgufSettings) -> Fields:
     shared = "blk.0.attn_norm_2.weight" not in settings.file.tensors
     return {
-        "layer_norm": True, "gated": False, "activation": "gelu_tanh", "parallel": True, "shared_norm": shared,
+        "layer_norm": True, "gated": False, "activation": "gelu", "parallel": True, "shared_norm": shared,
     }  # fmt: skip
 
 
 def _nemotron(_: GgufSettings) -> Fields:
     return {"layer_norm": True, "gated": False, "activation": "relu2"}
+
+
+def _apertus(_: GgufSettings) -> Fields:
+    return {"qk_norm": "head", "gated": False, "activation": "xielu"}
 
 
 def _arcee(_: GgufSettings) -> Fields:
@@ -302,7 +318,16 @@ def _llama4(settings: GgufSettings) -> Fields:
 
 
 def _deepseek2(settings: GgufSettings) -> Fields:
-    return {**latent_fields(settings), **(deepseek_experts(settings) if settings.get("expert_count") else {})}
+    if settings.get("attention.temperature_scale"):
+        raise UnsupportedModelError(
+            f"{settings.file.path}: deepseek2.attention.temperature_scale: a temperature of queries that grows with the "
+            "position is not supported in deepseek2 models"
+        )
+    if not settings.get("expert_count"):
+        return latent_fields(settings)
+    embedding = settings.file.tensors.get("token_embd.weight")
+    size = (settings.layers(), 0 if embedding is None else embedding.shape[0])
+    return {**latent_fields(settings), **deepseek_experts(settings, gating=_SIGMOID if size in _GLM_4_7_LITE else 1)}
 
 
 def _minicpm3(settings: GgufSettings) -> Fields:
@@ -312,9 +337,9 @@ def _minicpm3(settings: GgufSettings) -> Fields:
     return {**scales, **latent_fields(settings)}
 
 
-def deepseek_experts(settings: GgufSettings) -> Fields:
-    """Experts as DeepSeek has them, by the file's own flags."""
-    sigmoid = settings.get("expert_gating_func", 1) == _SIGMOID
+def deepseek_experts(settings: GgufSettings, gating: int = _SIGMOID) -> Fields:
+    """Experts as DeepSeek has them, by the file's own flags; `gating`: the scores of files that do not state them."""
+    sigmoid = settings.get("expert_gating_func", gating) == _SIGMOID
     inner = settings.count("expert_feed_forward_length")
     groups = settings.count("expert_group_count", 1)
     return experts(
@@ -358,6 +383,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "gemma": GgufFamily(_gemma),
     "gemma2": GgufFamily(_gemma2, _GEMMA2_NORMS),
     "gemma3": GgufFamily(_gemma3, _GEMMA2_NORMS, theta=1_000_000.0),
+    "apertus": GgufFamily(_apertus),
     "arcee": GgufFamily(_arcee, adjacent=True),
     "bloom": GgufFamily(_bloom),
     "command-r": GgufFamily(_command_r, adjacent=True),
@@ -366,6 +392,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "minicpm3": GgufFamily(_minicpm3, partial=True),
     "deci": GgufFamily(_deci, adjacent=True),
     "ernie4_5": GgufFamily(adjacent=True),
+    "exaone": GgufFamily(),
     "exaone4": GgufFamily(_exaone4, _OLMO2),
     "falcon": GgufFamily(_falcon, {"input_norm": "attn_norm_2", "post_norm": "attn_norm"}),
     "chatglm": GgufFamily(adjacent=True, partial=True),

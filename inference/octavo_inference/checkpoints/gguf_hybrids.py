@@ -96,16 +96,8 @@ def _lfm2_moe(settings: GgufSettings) -> Fields:
     return {**plain.experts(settings, scoring="sigmoid", normalized=True, scale=scale), **_lfm2(settings)}
 
 
-def _qwen3_next(settings: GgufSettings) -> Fields:
-    return _qwen(settings, tiled=False)
-
-
-def _qwen3_5(settings: GgufSettings) -> Fields:
-    """The converter sorts value heads, so that head v belongs to key head v modulo the number of key heads."""
-    return _qwen(settings, tiled=True)
-
-
-def _qwen(settings: GgufSettings, *, tiled: bool) -> Fields:
+def _qwen(settings: GgufSettings) -> Fields:
+    """Qwen3-Next and Qwen3.5."""
     inner = settings.get("expert_feed_forward_length", 0)
     shared = settings.count("expert_shared_feed_forward_length", inner or 1)
     return {
@@ -113,7 +105,7 @@ def _qwen(settings: GgufSettings, *, tiled: bool) -> Fields:
         **_hybrid(settings),
         "attention_gate": True,
         "qk_norm": "head",
-        "state": gated_delta(settings, tiled=tiled),
+        "state": gated_delta(settings),
     }
 
 
@@ -129,7 +121,7 @@ HYBRIDS: dict[str, GgufFamily] = {
     "mamba2": GgufFamily(_mamba2),
     "nemotron_h": GgufFamily(_nemotron_h, _ONE_NORM),
     "nemotron_h_moe": GgufFamily(_nemotron_h, _ONE_NORM),
-    "qwen3next": GgufFamily(_qwen3_next, _QWEN, partial=True),
-    "qwen35": GgufFamily(_qwen3_5, _QWEN, partial=True),
-    "qwen35moe": GgufFamily(_qwen3_5, _QWEN, partial=True),
+    "qwen3next": GgufFamily(_qwen, _QWEN, partial=True),
+    "qwen35": GgufFamily(_qwen, _QWEN, partial=True, tiled=True),
+    "qwen35moe": GgufFamily(_qwen, _QWEN, partial=True, tiled=True),
 }

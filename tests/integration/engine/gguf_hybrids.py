@@ -56,7 +56,11 @@ def _attention_layers(config: Any) -> list[bool]:
 
 def _sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     epsilons = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-    writer.add_layer_norm_rms_eps(next(getattr(config, key) for key in epsilons if hasattr(config, key)))
+    epsilon = next(getattr(config, key) for key in epsilons if hasattr(config, key))
+    if architecture == "nemotron_h_moe":
+        writer.add_layer_norm_eps(epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(epsilon)
     _state_sizes(writer, architecture, config)
     if architecture == "mamba2":
         writer.add_head_count(0)
@@ -69,11 +73,13 @@ def _sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_head_count_kv(keys)
     else:
         writer.add_head_count_kv([keys if has else 0 for has in _attention_layers(config)])
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
+    if dim * heads != config.hidden_size or architecture in {"falcon-h1", "nemotron_h_moe"}:
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
     if rope := getattr(config, "rope_parameters", None):
         writer.add_rope_freq_base(rope["rope_theta"])
-        writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+        if architecture not in {"falcon-h1", "lfm2", "lfm2moe"}:
+            writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
     if architecture == "granitehybrid":
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         writer.add_attention_scale(config.attention_multiplier)
@@ -208,7 +214,7 @@ def _mlp_tensors(name: str, values: Array, architecture: str, config: Any) -> di
     renamed = {
         "e_score_correction_bias": "exp_probs_b.bias",
         "expert_bias": "exp_probs_b.bias",
-        "pre_ff_layernorm.weight": "ffn_norm.weight",
+        "pre_ff_layernorm.weight": "ffn_norm",
         "mixer.gate.weight": "ffn_gate_inp.weight",
         "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     }

@@ -91,7 +91,7 @@ def write_more_gguf(path: Path, model: Any, architecture: str, *, merged: bool =
     tensors |= _divisors(model.config)
     if architecture == "apertus":
         for name in ("alpha_n", "alpha_p", "beta", "eps"):
-            _add(writer, f"xielu.{name}", [float(getattr(x.mlp.act_fn, name)) for x in model.model.layers])
+            _add(writer, f"xielu.{name}", [getattr(x.mlp.act_fn, name).item() for x in model.model.layers])
     vocab = model.config.vocab_size
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")

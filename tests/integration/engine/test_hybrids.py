@@ -13,7 +13,7 @@ from octavo_inference import LLM, SamplingParams
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.model_loader import load_model
 
-from .families import BLOCK, HYBRIDS, VOCAB, build, compare, save
+from .families import BLOCK, HYBRIDS, VOCAB, backends, build, compare, save
 from .gguf_hybrids import GGUF, write_hybrid
 
 pytestmark = pytest.mark.timeout(600)
@@ -38,7 +38,8 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     family = HYBRIDS[name]
     model = build(family)
     path = write_hybrid(tmp_path / "model.gguf", model, GGUF[name])
-    compare(family, model, reference(path, family.max_model_len))
+    for backend in backends(path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
 
 
 def answers(llm: LLM, prompts: list[list[int]], n: int = 1) -> list[list[list[int]]]:

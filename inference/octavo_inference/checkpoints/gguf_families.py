@@ -254,6 +254,12 @@ def _deci(settings: GgufSettings) -> Fields:
     )
     if heads is None or keys is None or inner is None:
         return {}
+    linear = next((layer for layer, (q, k) in enumerate(zip(heads, keys, strict=True)) if q and not k), None)
+    if linear is not None:
+        raise UnsupportedModelError(
+            f"{settings.file.path}: layer {linear} has a matrix in the place of attention (deci.attention.head_count_kv "
+            "is 0), which is not supported in deci models; supported are layers with attention, or without it"
+        )
     parts = tuple(
         LayerParts(
             attention=of_k > 0,

@@ -49,6 +49,7 @@ GGUF_DENSE = {
     "starcoder": "starcoder",
     "starcoder2": "starcoder2",
 }
+GGUF_OTHERS = {"DeciLM": "deci", "MiniCPM": "minicpm"}
 GGUF_MIXTURES = {
     "mixtral": "llama",
     "qwen2_moe-sparse": "qwen2moe",
@@ -63,7 +64,7 @@ GGUF_MIXTURES = {
     "llama4": "llama4",
     "minimax_m2": "minimax-m2",
 }
-_PERMUTED = {"llama", "arcee", "granitemoe", "olmo"}
+_PERMUTED = {"llama", "arcee", "deci", "granitemoe", "minicpm", "olmo"}
 _NORMS_FROM_ONE = {"gemma", "nemotron"}
 # What the architecture means, and files do not state.
 _NO_KV_HEADS = {"bloom", "gpt2", "gptneox", "mpt"}
@@ -87,11 +88,11 @@ def write_more_gguf(path: Path, model: Any, architecture: str, *, merged: bool =
     """Tensors in float32, and the metadata that the converter writes; `merged`: experts' gate and up in one tensor."""
     writer, tensors = gguf.GGUFWriter(path, architecture), _tensors(model, architecture, merged=merged)
     for key, value in _metadata(model.config, architecture, tensors).items():
-        _add(writer, f"{architecture}.{key}", value)
+        add_key(writer, f"{architecture}.{key}", value)
     tensors |= _divisors(model.config)
     if architecture == "apertus":
         for name in ("alpha_n", "alpha_p", "beta", "eps"):
-            _add(writer, f"xielu.{name}", [getattr(x.mlp.act_fn, name).item() for x in model.model.layers])
+            add_key(writer, f"xielu.{name}", [getattr(x.mlp.act_fn, name).item() for x in model.model.layers])
     vocab = model.config.vocab_size
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -108,7 +109,7 @@ def write_more_gguf(path: Path, model: Any, architecture: str, *, merged: bool =
     return path
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     kinds = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
     if isinstance(value, list):
         writer.add_array(key, value)
@@ -130,6 +131,8 @@ def _metadata(config: Any, architecture: str, tensors: Tensors) -> Metadata:
     }
     if architecture not in _NO_KV_HEADS:
         found["attention.head_count_kv"] = _kv_heads(config, architecture)
+    if architecture == "deci":
+        found |= _pruned(config, tensors)
     if dim != hidden // heads and architecture != "chatglm":
         found |= {"attention.key_length": dim, "attention.value_length": dim}
     found |= _rope(config, architecture, dim)
@@ -141,7 +144,7 @@ def _metadata(config: Any, architecture: str, tensors: Tensors) -> Metadata:
         found["attention.layer_norm_epsilon"] = given
     if architecture == "glm4moe":  # a layer that predicts a further token, and that models of transformers leave out
         found |= {"block_count": config.num_hidden_layers + 1, "nextn_predict_layers": 1}
-    return found | _special(config, architecture) | _experts(config, architecture)
+    return found | _special(config, architecture) | expert_keys(config, architecture)
 
 
 def _rope(config: Any, architecture: str, dim: int) -> Metadata:
@@ -186,6 +189,21 @@ def _inner(config: Any, tensors: Tensors) -> int:
     return len(up) if "blk.0.ffn_gate.weight" in tensors else int(tensors["blk.0.ffn_down.weight"].shape[1])
 
 
+def _pruned(config: Any, tensors: Tensors) -> Metadata:
+    """Sizes of each layer, 0 for what it does not have."""
+    dim = config.hidden_size // config.num_attention_heads
+
+    def rows(name: str) -> list[int]:
+        each = (tensors.get(f"blk.{layer}.{name}.weight", ()) for layer in range(config.num_hidden_layers))
+        return [len(matrix) for matrix in each]
+
+    return {
+        "attention.head_count": [count // dim for count in rows("attn_q")],
+        "attention.head_count_kv": [count // dim for count in rows("attn_k")],
+        "feed_forward_length": rows("ffn_up"),
+    }
+
+
 def _kv_heads(config: Any, architecture: str) -> int:
     if architecture == "falcon":
         return int(config.num_kv_heads) if config.new_decoder_architecture else 1
@@ -202,7 +220,7 @@ def _special(config: Any, architecture: str) -> Metadata:
         return {"logit_scale": config.logit_scale, "rope.scaling.type": "none", **local}
     if architecture in {"exaone4", "gpt-oss", "olmo2"}:
         return local
-    if architecture == "granitemoe":
+    if architecture in {"granitemoe", "minicpm"}:
         return {
             "attention.scale": config.attention_multiplier,
             "embedding_scale": config.embedding_multiplier,
@@ -218,7 +236,7 @@ def _special(config: Any, architecture: str) -> Metadata:
     return found.get(architecture, {})
 
 
-def _experts(config: Any, architecture: str) -> Metadata:
+def expert_keys(config: Any, architecture: str) -> Metadata:
     """The keys of a mixture."""
     counts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     count = next((getattr(config, name) for name in counts if getattr(config, name, None)), 0)
@@ -228,6 +246,15 @@ def _experts(config: Any, architecture: str) -> Metadata:
         "expert_count": count,
         "expert_used_count": getattr(config, "num_experts_per_tok", None) or config.moe_k,
     }
+    if architecture == "deepseek2":
+        found |= {
+            "expert_shared_count": config.n_shared_experts,
+            "expert_weights_scale": float(config.routed_scaling_factor),
+        }
+        if config.topk_group and config.n_group > 1:
+            found |= {"expert_group_count": config.n_group, "expert_group_used_count": config.topk_group}
+        if config.model_type != "deepseek_v2":
+            found |= {"expert_gating_func": _SIGMOID, "expert_weights_norm": config.norm_topk_prob}
     if architecture in {"dots1", "glm4moe"}:
         found |= {
             "expert_group_count": config.n_group,
@@ -261,7 +288,7 @@ def _tensors(model: Any, architecture: str, *, merged: bool) -> Tensors:
         del state["lm_head.weight"]
     found: Tensors = {}
     for name, values in _stacked_norms(state, config).items():
-        for target, changed in _converted(name, values, architecture, config, merged=merged).items():
+        for target, changed in converted(name, values, architecture, config, merged=merged).items():
             stored = names.get_name(target, try_suffixes=(".weight", ".bias")) or target
             assert stored.startswith(("blk.", "token_embd", "position_embd", "output")), (name, target)
             found[stored] = changed
@@ -281,7 +308,7 @@ def _stacked_norms(state: Tensors, config: Any) -> Tensors:
     return found
 
 
-def _converted(name: str, values: Array, architecture: str, config: Any, *, merged: bool) -> Tensors:
+def converted(name: str, values: Array, architecture: str, config: Any, *, merged: bool = False) -> Tensors:
     """The tensors that one of transformers becomes, by names that the package maps or by their own."""
     match = re.search(r"\.(?:h|layers|blocks)\.(\d+)\.", name)
     layer = f"blk.{match[1]}." if match else ""
@@ -299,7 +326,7 @@ def _converted(name: str, values: Array, architecture: str, config: Any, *, merg
     if architecture in _NORMS_FROM_ONE and re.search(r"norm\d?\.weight$", name):
         values = values + 1
     if architecture in _PERMUTED and re.search(r"\.[qk]_proj\.", name):
-        values = _permute(values, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        values = _permute(values, len(values) * config.num_attention_heads // config.hidden_size)
     if "query_key_value" in name:
         values = _sorted_qkv(values, architecture, config)
     for ending, target in _RENAMED.items():

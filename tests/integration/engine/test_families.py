@@ -56,9 +56,6 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
         compare(family, model, backend)
 
 
-# Between them: fused and sorted rows, biases, norms stored as 1 + weight, activations in the metadata; experts with
-# biases, those whose matrices are transposed, and a correction beside a shared MLP.
-_FEW_OF_GGUF = ("apertus", "bloom", "falcon-new", "nemotron", "glm4_moe", "gpt_oss")
 # What files cannot state: chunks and the floor of temperatures are of 8,192 positions; heads are an even part of the
 # hidden size; StarCoder 2 has no window.
 _AS_STORED = {
@@ -68,13 +65,7 @@ _AS_STORED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in _FEW_OF_GGUF else [pytest.mark.full])
-        for name in (*GGUF_DENSE, *GGUF_MIXTURES)
-    ],
-)
+@pytest.mark.parametrize("name", params([*GGUF_DENSE, *GGUF_MIXTURES]))
 def test_more_families_from_gguf(name: str, tmp_path: Path) -> None:
     family = (DENSE | EXPERTS)[name]
     family = replace(family, changes=family.changes | _AS_STORED.get(name, {}))

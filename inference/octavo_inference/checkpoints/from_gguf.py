@@ -32,6 +32,11 @@ FAMILIES = PLAIN | HYBRIDS
 _PIECE = 1 << 22
 # End-of-turn tokens, for files older than the key eot_token_id.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
+# The architectures that may have experts, for messages.
+_MIXTURES = (
+    "llama", "deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "gpt-oss", "granitehybrid", "granitemoe", "lfm2moe",
+    "llama4", "minimax-m2", "nemotron_h_moe", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
+)  # fmt: skip
 _NAMES = {
     "input_norm": "attn_norm",
     "post_norm": "ffn_norm",
@@ -63,7 +68,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if not 0 < layers <= len(file.tensors):
         raise ModelError(f"{file.path}: block_count is {layers}, the file has {len(file.tensors)} tensors")
     rotary = int(settings.number("rope.dimension_count", head_dim))
-    _check_rotation(file, family, head_dim, rotary)
+    _check_rotation(file, architecture, head_dim, rotary)
     embedding = _tensor(file, "token_embd.weight")
     theta = settings.number("rope.freq_base", family.theta)
     if theta <= 1:
@@ -99,7 +104,11 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if config.latent is not None:
         config = with_yarn(config, settings)
     if settings.get("expert_count") and config.experts is None:
-        raise ModelError(f"{file.path}: a mixture of experts of {architecture} models is not supported")
+        known = ", ".join(_MIXTURES)
+        raise UnsupportedModelError(
+            f"{file.path}: a mixture of experts (expert_count) is not supported in {architecture} models; supported are"
+            f" those of {known}"
+        )
     return config
 
 
@@ -377,9 +386,14 @@ def _architecture(file: GgufFile) -> str:
     return str(architecture)
 
 
-def _check_rotation(file: GgufFile, family: GgufFamily, head_dim: int, rotary: int) -> None:
-    if (rotary != head_dim and not family.partial) or rotary % 2 or not 2 < rotary <= head_dim:
-        raise ModelError(f"{file.path}: rotary dimensions {rotary} of heads of {head_dim}: partial rotation")
+def _check_rotation(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:
+    family = FAMILIES[architecture]
+    key = f"{file.path}: {architecture}.rope.dimension_count is {rotary} of heads of {head_dim}"
+    if rotary % 2 or not 2 < rotary <= head_dim:
+        raise ModelError(f"{key}, expected an even number from 4 up to the size of a head")
+    if rotary != head_dim and not family.partial:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.partial)
+        raise UnsupportedModelError(f"{key}: partial rotation is supported in {known}, not in {architecture}")
 
 
 def _eos(file: GgufFile) -> tuple[int, ...]:

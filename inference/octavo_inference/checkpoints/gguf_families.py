@@ -9,7 +9,7 @@ from typing import Any
 from octavo_inference.checkpoints.gguf_latent import latent_fields
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_windows import every_nth, windows
-from octavo_inference.common.errors import ModelError, UnsupportedModelError
+from octavo_inference.common.errors import UnsupportedModelError
 from octavo_inference.models.layers import Experts, FeedForward, LayerParts
 
 Fields = dict[str, Any]
@@ -58,8 +58,9 @@ def _qwen2(settings: GgufSettings) -> Fields:
     """No window: llama.cpp gives these none, so a file of a model that has one is refused."""
     window, context = settings.get("attention.sliding_window", 0), settings.get("context_length")
     if isinstance(window, int) and isinstance(context, int) and 0 < window < context:
-        raise ModelError(
-            f"{settings.file.path}: a sliding window ({window} of {context} tokens) of {settings.architecture} models"
+        raise UnsupportedModelError(
+            f"{settings.file.path}: {settings.architecture}.attention.sliding_window is {window} of {context} tokens: "
+            f"GGUF files of {settings.architecture} models do not say which layers have it; use the safetensors"
         )
     return {}
 
@@ -209,7 +210,10 @@ def _bloom(settings: GgufSettings) -> Fields:
 
 def _mpt(settings: GgufSettings) -> Fields:
     if settings.number("attention.max_alibi_bias", 8.0) != 8:
-        raise ModelError(f"{settings.file.path}: mpt.attention.max_alibi_bias is not 8, which is supported")
+        raise UnsupportedModelError(
+            f"{settings.file.path}: mpt.attention.max_alibi_bias is "
+            f"{settings.get('attention.max_alibi_bias')}, in mpt models 8 is supported"
+        )
     return {
         "layer_norm": True, "gated": False, "activation": "gelu", "alibi": 1.0,
         "rotated": (False,) * settings.layers(), "qkv_clip": settings.cap("attention.clamp_kqv", 0.0),
@@ -257,8 +261,8 @@ def _deci(settings: GgufSettings) -> Fields:
     linear = next((layer for layer, (q, k) in enumerate(zip(heads, keys, strict=True)) if q and not k), None)
     if linear is not None:
         raise UnsupportedModelError(
-            f"{settings.file.path}: layer {linear} has a matrix in the place of attention (deci.attention.head_count_kv "
-            "is 0), which is not supported in deci models; supported are layers with attention, or without it"
+            f"{settings.file.path}: layer {linear} has a matrix in the place of attention "
+            "(deci.attention.head_count_kv is 0), which is not supported in deci models; supported are layers with attention, or without it"
         )
     parts = tuple(
         LayerParts(
@@ -326,8 +330,8 @@ def _llama4(settings: GgufSettings) -> Fields:
 def _deepseek2(settings: GgufSettings) -> Fields:
     if settings.get("attention.temperature_scale"):
         raise UnsupportedModelError(
-            f"{settings.file.path}: deepseek2.attention.temperature_scale: a temperature of queries that grows with the "
-            "position is not supported in deepseek2 models"
+            f"{settings.file.path}: deepseek2.attention.temperature_scale: a temperature of queries that grows with "
+            "the position is not supported in deepseek2 models"
         )
     if not settings.get("expert_count"):
         return latent_fields(settings)

@@ -51,7 +51,10 @@ def _falcon_h1(settings: GgufSettings) -> Fields:
 
 def _nemotron_h(settings: GgufSettings) -> Fields:
     if settings.get("moe_latent_size"):
-        raise UnsupportedModelError(f"{settings.file.path}: experts on a latent (moe_latent_size) are not supported")
+        raise UnsupportedModelError(
+            f"{settings.file.path}: experts on a latent ({settings.architecture}.moe_latent_size) are not supported in "
+            f"{settings.architecture} models; supported are experts on the hidden state"
+        )
     shared = settings.count("expert_shared_feed_forward_length", 0, least=0)
     groups = settings.count("expert_group_count", 1)
     experts = plain.experts(

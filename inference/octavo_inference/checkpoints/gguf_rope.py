@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -64,7 +64,10 @@ def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: floa
             beta_slow=number("rope.scaling.yarn_beta_slow", 1.0),
             truncate=architecture != "gpt-oss",  # by its configuration; files do not say so
         )
-    raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported or not complete")
+    raise UnsupportedModelError(
+        f"{file.path}: {architecture}.rope.scaling.type is {kind!r}; supported are none, linear, yarn, and longrope "
+        "with the tensors rope_factors_short.weight and rope_factors_long.weight"
+    )
 
 
 def _divided(divisors: NDArray[np.float32], theta: float, dim: int, original: int) -> RopeScaling:

@@ -157,9 +157,10 @@ def _optional(file: GgufFile, name: str, size: int) -> Tensor | None:
 
 def _decay(file: GgufFile, name: str, heads: int, order: Order | None = None) -> Tensor:
     """A_log: files have A = -exp(A_log)."""
-    stored = _vector(file, name, heads, order).data
+    stored = _numbers(file, name, heads)
     with np.errstate(divide="ignore", invalid="ignore"):  # a header alone has zeros
-        return Tensor("f32", (heads,), np.log(-stored))
+        logarithms = np.log(-stored)
+    return Tensor("f32", (heads,), logarithms if order is None else logarithms[order])
 
 
 def _numbers(file: GgufFile, name: str, count: int) -> NDArray[np.float32]:

@@ -16,7 +16,9 @@ def xielu(file: GgufFile, layer: int, layers: int) -> Tensor:
 
     Raises `ModelError` for keys that are missing or too short, `UnsupportedModelError` for another beta than 0.5.
     """
-    positive, negative, beta = (_number(file, f"xielu.{name}", layer, layers) for name in ("alpha_p", "alpha_n", "beta"))
+    positive, negative, beta = (
+        _number(file, f"xielu.{name}", layer, layers) for name in ("alpha_p", "alpha_n", "beta")
+    )
     if beta != _BETA:
         raise UnsupportedModelError(f"{file.path}: xielu.beta of layer {layer} is {beta}: only {_BETA} is supported")
     factors = np.logaddexp(0, np.array([positive, negative], np.float32)) + np.array([0, _BETA], np.float32)

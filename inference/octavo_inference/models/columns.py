@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import cast
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.models.ggml_dequant import BlockFormat, split_blocks
-from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups
+from octavo_inference.models.groups import GroupedMatrix, Grouping, Groups, Kind
 from octavo_inference.models.rows import Order
 from octavo_inference.models.weights import Matrix, Tensor, column_step
 
+Number = TypeVar("Number", bound=np.generic)
 # Block formats whose values fit into 4 bits.
 _FOUR_BITS = frozenset({"q4_0", "q4_1", "q4_k"})
 
@@ -33,7 +34,7 @@ def moved_columns(matrix: Matrix, order: Order, width: int, *, contents: bool = 
     return Tensor(matrix.format, matrix.shape, _runs(matrix.data, order))
 
 
-def _runs(values: NDArray[np.generic], order: Order) -> NDArray[np.generic]:
+def _runs(values: NDArray[Number], order: Order) -> NDArray[Number]:
     return values.reshape(len(values), len(order), -1)[:, order].reshape(values.shape)
 
 
@@ -50,10 +51,10 @@ def _moved_groups(matrix: GroupedMatrix, order: Order, width: int) -> GroupedMat
 
 def _groups_of(matrix: Tensor) -> GroupedMatrix:
     """Blocks as groups, exactly."""
-    format_ = cast(BlockFormat, matrix.format)  # floats can be divided between any columns
+    format_ = cast("BlockFormat", matrix.format)  # floats can be divided between any columns
     data, columns = matrix.data, matrix.shape[1]
     parts = split_blocks(format_, np.zeros_like(data[:1]))
-    kind = "int4" if format_ in _FOUR_BITS else "int8"
+    kind: Kind = "int4" if format_ in _FOUR_BITS else "int8"
     grouping = Grouping(kind, parts.values.shape[2], minimum=parts.minimum is not None)
     shift = np.uint8(grouping.zero - parts.zero)
 

@@ -71,7 +71,7 @@ def delta_rows(groups: int, *sizes: int) -> Order:
 
 
 def tiled_heads(groups: int, heads: int) -> Order:
-    """Head order from [heads / groups][groups], as llama.cpp has value heads of Qwen3.5, to adjacent heads of a group."""
+    """Head order from [heads / groups][groups], as GGUF has value heads of Qwen3.5, to adjacent ones of a group."""
     return np.arange(heads).reshape(-1, groups).T.reshape(-1)
 
 

@@ -164,7 +164,10 @@ DENSE = {
             "sliding_window": WINDOW,
             "rope_parameters": {
                 "full_attention": {
-                    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32
+                    "rope_type": "yarn",
+                    "rope_theta": 10_000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
                 },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
             },

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
+from octavo_inference.checkpoints.gguf_experts import MIXTURES
 from octavo_inference.checkpoints.gguf_families import FAMILIES as PLAIN
 from octavo_inference.checkpoints.gguf_families import GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
@@ -32,11 +33,6 @@ FAMILIES = PLAIN | HYBRIDS
 _PIECE = 1 << 22
 # End-of-turn tokens, for files older than the key eot_token_id.
 _END_OF_TURN = frozenset({"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"})
-# The architectures that may have experts, for messages.
-_MIXTURES = (
-    "llama", "deepseek2", "dots1", "ernie4_5-moe", "glm4moe", "gpt-oss", "granitehybrid", "granitemoe", "lfm2moe",
-    "llama4", "minimax-m2", "nemotron_h_moe", "olmoe", "qwen2moe", "qwen35moe", "qwen3moe", "qwen3next",
-)  # fmt: skip
 _NAMES = {
     "input_norm": "attn_norm",
     "post_norm": "ffn_norm",
@@ -104,7 +100,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if config.latent is not None:
         config = with_yarn(config, settings)
     if settings.get("expert_count") and config.experts is None:
-        known = ", ".join(_MIXTURES)
+        known = ", ".join(MIXTURES)
         raise UnsupportedModelError(
             f"{file.path}: a mixture of experts (expert_count) is not supported in {architecture} models; supported are"
             f" those of {known}"
@@ -199,7 +195,8 @@ class _Tensors:
         """The order of the rows of q or k, of so many heads; None if they are stored in that of backends."""
         if not self.family.adjacent:
             return None
-        return half_split_rows(heads, self.config.head_dim, self.config.rotary_dim)
+        rotated = self.config.head_dim if self.family.whole else self.config.rotary_dim
+        return half_split_rows(heads, self.config.head_dim, rotated)
 
 
 class _Layer:

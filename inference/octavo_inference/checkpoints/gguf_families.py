@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from octavo_inference.checkpoints.gguf_experts import SIGMOID, Fields, deepseek_experts, experts
 from octavo_inference.checkpoints.gguf_latent import latent_fields
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_windows import every_nth, windows
 from octavo_inference.common.errors import UnsupportedModelError
-from octavo_inference.models.layers import Experts, FeedForward, LayerParts
+from octavo_inference.models.layers import LayerParts
 
-Fields = dict[str, Any]
 Names = dict[str, str]
 
-_SIGMOID = 2
 # Gemma's 27B models scale queries by hidden size / heads; a GGUF file identifies them only by their layer count.
 _WIDE_QUERIES = frozenset({("gemma2", 46), ("gemma3", 62)})
 # Layers and vocabulary of the one model with sigmoid scores among the deepseek2 files that do not state them.
@@ -34,6 +32,7 @@ class GgufFamily:
 
     `adjacent`: rotary pairs are neighbours, (2i, 2i + 1), because the architecture's are, or because the converter has
     sorted the rows of a half-split one. `partial`: the file may rotate a part of each head. `theta`: the default base.
+    `whole`: the converter sorts the rows of whole heads, although a part of them is rotated.
     `tiled`: value heads of a gated delta net are sorted by their place among those of a key head.
     """
 
@@ -42,6 +41,7 @@ class GgufFamily:
     adjacent: bool = False
     partial: bool = False
     theta: float = 10_000.0
+    whole: bool = False
     tiled: bool = False
 
 
@@ -262,7 +262,8 @@ def _deci(settings: GgufSettings) -> Fields:
     if linear is not None:
         raise UnsupportedModelError(
             f"{settings.file.path}: layer {linear} has a matrix in the place of attention "
-            "(deci.attention.head_count_kv is 0), which is not supported in deci models; supported are layers with attention, or without it"
+            "(deci.attention.head_count_kv is 0), which is not supported in deci models; supported are layers with "
+            "attention, or without it"
         )
     parts = tuple(
         LayerParts(
@@ -337,7 +338,7 @@ def _deepseek2(settings: GgufSettings) -> Fields:
         return latent_fields(settings)
     embedding = settings.file.tensors.get("token_embd.weight")
     size = (settings.layers(), 0 if embedding is None else embedding.shape[0])
-    return {**latent_fields(settings), **deepseek_experts(settings, gating=_SIGMOID if size in _GLM_4_7_LITE else 1)}
+    return {**latent_fields(settings), **deepseek_experts(settings, gating=SIGMOID if size in _GLM_4_7_LITE else 1)}
 
 
 def _minicpm3(settings: GgufSettings) -> Fields:
@@ -345,42 +346,6 @@ def _minicpm3(settings: GgufSettings) -> Fields:
     hidden, layers = settings.count("embedding_length"), settings.layers()
     scales = {"embedding_scale": 12.0, "residual_scale": 1.4 / layers**0.5, "logit_scale": 256 / hidden}
     return {**scales, **latent_fields(settings)}
-
-
-def deepseek_experts(settings: GgufSettings, gating: int = _SIGMOID) -> Fields:
-    """Experts as DeepSeek has them, by the file's own flags; `gating`: the scores of files that do not state them."""
-    sigmoid = settings.get("expert_gating_func", gating) == _SIGMOID
-    inner = settings.count("expert_feed_forward_length")
-    groups = settings.count("expert_group_count", 1)
-    return experts(
-        settings,
-        scoring="sigmoid" if sigmoid else "softmax",
-        normalized=settings.flag("expert_weights_norm", default=False),
-        scale=settings.short("expert_weights_scale", 1.0),
-        groups=groups,
-        chosen_groups=settings.count("expert_group_used_count", groups),
-        group_score="best_two" if sigmoid else "best",
-        shared=inner * settings.count("expert_shared_count", 0, least=0),
-    )
-
-
-def experts(settings: GgufSettings, **changes: Any) -> Fields:
-    """`experts` and `parts` of a file with experts: a layer has them if it has their tensors."""
-    if not settings.get("expert_count"):
-        return {}
-    count = settings.count("expert_count")
-    inner = settings.get("expert_feed_forward_length") or settings.count("feed_forward_length")
-    common: dict[str, Any] = {
-        "count": count,
-        "chosen": settings.count("expert_used_count"),
-        "intermediate": int(inner),
-    }
-
-    def kind(layer: int) -> FeedForward:
-        return "experts" if f"blk.{layer}.ffn_gate_inp.weight" in settings.file.tensors else "dense"
-
-    parts = tuple(LayerParts(feed_forward=kind(layer)) for layer in range(settings.layers()))
-    return {"experts": Experts(**common | changes), "parts": parts}
 
 
 FAMILIES: dict[str, GgufFamily] = {

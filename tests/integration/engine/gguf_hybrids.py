@@ -11,6 +11,7 @@ import numpy as np
 from .gguf_files import _permute
 
 GGUF = {
+    "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1",
     "falcon_h1-no-norm": "falcon-h1",
     "granitehybrid": "granitehybrid",
@@ -50,6 +51,8 @@ def write_hybrid(path: Path, model: Any, architecture: str) -> Path:
 
 
 def _attention_layers(config: Any) -> list[bool]:
+    if config.model_type == "bamba":
+        return [layer in config.attn_layer_indices for layer in range(config.num_hidden_layers)]
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     return [kind in {"attention", "full_attention"} for kind in kinds]
 
@@ -80,7 +83,9 @@ def _sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_rope_freq_base(rope["rope_theta"])
         if architecture not in {"falcon-h1", "lfm2", "lfm2moe"}:
             writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
-    if architecture == "granitehybrid":
+    if config.model_type == "bamba":
+        writer.add_rope_scaling_finetuned(True)
+    elif architecture == "granitehybrid":
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -214,7 +219,7 @@ def _mlp_tensors(name: str, values: Array, architecture: str, config: Any) -> di
     renamed = {
         "e_score_correction_bias": "exp_probs_b.bias",
         "expert_bias": "exp_probs_b.bias",
-        "pre_ff_layernorm.weight": "ffn_norm",
+        "pre_ff_layernorm.weight": "ffn_norm" if architecture == "falcon-h1" else "ffn_norm.weight",
         "mixer.gate.weight": "ffn_gate_inp.weight",
         "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     }

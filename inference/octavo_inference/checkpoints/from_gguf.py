@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile, GgufTensor
+from octavo_inference.checkpoints.gguf_experts import MIXTURES
 from octavo_inference.checkpoints.gguf_families import FAMILIES as PLAIN
 from octavo_inference.checkpoints.gguf_families import GgufFamily
 from octavo_inference.checkpoints.gguf_header import Strings
@@ -19,9 +20,10 @@ from octavo_inference.checkpoints.gguf_matrix import elements, stored_matrix
 from octavo_inference.checkpoints.gguf_rope import read_scaling
 from octavo_inference.checkpoints.gguf_settings import GgufSettings, shortest
 from octavo_inference.checkpoints.gguf_states import state_weights
+from octavo_inference.checkpoints.gguf_xielu import xielu
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.rows import delta_rows, half_split_rows
+from octavo_inference.models.rows import delta_rows, half_split_rows, stacked_order
 from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, Tensor, Weights, bf16_bits
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,7 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if not 0 < layers <= len(file.tensors):
         raise ModelError(f"{file.path}: block_count is {layers}, the file has {len(file.tensors)} tensors")
     rotary = int(settings.number("rope.dimension_count", head_dim))
-    _check_rotation(file, family, head_dim, rotary)
+    _check_rotation(file, architecture, head_dim, rotary)
     embedding = _tensor(file, "token_embd.weight")
     theta = settings.number("rope.freq_base", family.theta)
     if theta <= 1:
@@ -98,7 +100,11 @@ def config_from_gguf(file: GgufFile, digest: str) -> ModelConfig:
     if config.latent is not None:
         config = with_yarn(config, settings)
     if settings.get("expert_count") and config.experts is None:
-        raise ModelError(f"{file.path}: a mixture of experts of {architecture} models is not supported")
+        known = ", ".join(MIXTURES)
+        raise UnsupportedModelError(
+            f"{file.path}: a mixture of experts (expert_count) is not supported in {architecture} models; supported are"
+            f" those of {known}"
+        )
     return config
 
 
@@ -134,10 +140,7 @@ def weights_from_gguf(file: GgufFile, config: ModelConfig, *, contents: bool = T
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """Reads tensors and checks their shapes against the metadata.
-
-    With `heads`, the rows are those of q or k, which some architectures store in another order.
-    """
+    """Reads tensors and checks their shapes against the metadata."""
 
     file: GgufFile
     config: ModelConfig
@@ -148,15 +151,11 @@ class _Tensors:
         """The tensor of a norm, "" if the family has none."""
         return self.family.names.get(field, _NAMES[field])
 
-    def ordered(self, name: str, rows: int, columns: int, order: NDArray[np.int64] | None = None) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int, order: NDArray[np.int64] | None = None) -> Matrix:
         """A matrix of which row i is that at order[i]."""
         source = _tensor(self.file, name, (rows, columns))
-        return stored_matrix(self.file, source, order if self.contents else None)
-
-    def matrix(self, name: str, rows: int, columns: int, heads: int = 0) -> Matrix:
-        source = _tensor(self.file, name, (rows, columns))
         # Sorted rows of blocks are a copy, which nothing can be read from without contents.
-        return stored_matrix(self.file, source, self.order(heads) if self.contents else None)
+        return stored_matrix(self.file, source, order if self.contents else None)
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         """A tensor [count, rows, columns] as [count * rows, columns]."""
@@ -181,25 +180,30 @@ class _Tensors:
             bits[start:end] = bf16_bits(matrix.read(start, end).dequantize(matrix.grouping))
         return Tensor("bf16", matrix.shape, bits)
 
-    def vector(self, name: str, size: int, heads: int = 0) -> Tensor:
-        values = elements(self.file, _tensor(self.file, name, (size,)))
-        order = self.order(heads)
+    def vector(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Tensor:
+        """A vector, which files may have as a matrix of one row."""
+        stored = _tensor(self.file, name)
+        if stored.shape != (1, size):
+            _tensor(self.file, name, (size,))
+        values = elements(self.file, stored)
         return Tensor("f32", (size,), values if order is None else values[order])
 
-    def optional(self, name: str, size: int, heads: int = 0) -> Tensor | None:
-        return self.vector(name, size, heads) if name in self.file.tensors else None
+    def optional(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Tensor | None:
+        return self.vector(name, size, order) if name in self.file.tensors else None
 
     def order(self, heads: int) -> NDArray[np.int64] | None:
-        if not heads or not self.family.adjacent:
+        """The order of the rows of q or k, of so many heads; None if they are stored in that of backends."""
+        if not self.family.adjacent:
             return None
-        return half_split_rows(heads, self.config.head_dim, self.config.rotary_dim)
+        rotated = self.config.head_dim if self.family.whole else self.config.rotary_dim
+        return half_split_rows(heads, self.config.head_dim, rotated)
 
 
 class _Layer:
     """Reads one layer."""
 
     def __init__(self, tensors: _Tensors, number: int) -> None:
-        self._tensors, self._config, self._prefix = tensors, tensors.config, f"blk.{number}."
+        self._tensors, self._config, self._number, self._prefix = tensors, tensors.config, number, f"blk.{number}."
         self._part = tensors.config.part(number)
 
     def read(self) -> LayerWeights:
@@ -211,7 +215,14 @@ class _Layer:
             fields |= self._attention()
         if self._part.state:
             tensors = self._tensors
-            fields["state"] = state_weights(tensors.file, self._config, self._prefix, tensors.ordered)
+            fields["state"] = state_weights(
+                tensors.file,
+                self._config,
+                self._prefix,
+                tensors.matrix,
+                tiled=tensors.family.tiled,
+                contents=tensors.contents,
+            )
         if self._part.feed_forward == "dense":
             fields |= self._mlp(int(self._part.intermediate or 0))
         elif self._part.feed_forward == "experts":
@@ -230,8 +241,10 @@ class _Layer:
         if not (mixers if mixes else self._part.feed_forward != "none"):
             return {}
         full = self._prefix + name
+        # Falcon-H1 files have blk.0.ffn_norm without an ending.
+        stored = full if tensors.has(full) else full + ".weight"
         return {
-            field: tensors.vector(full + ".weight", config.hidden),
+            field: tensors.vector(stored, config.hidden),
             f"{field}_bias": tensors.optional(full + ".bias", config.hidden),
         }
 
@@ -244,23 +257,26 @@ class _Layer:
         heads, kv_heads = int(self._part.heads or 0), int(self._part.kv_heads or 0)
         q_width, kv_width, hidden = heads * dim, kv_heads * dim, config.hidden
         fields: dict[str, Any] = {}
+        # A gated query: of each head its query, then its gate.
+        q_rows, q_order = q_width, tensors.order(heads)
+        if config.attention_gate:
+            q_rows, q_order = 2 * q_width, delta_rows(heads, dim, dim)
+        k_order = tensors.order(kv_heads)
         # All of q, all of k, all of v: converters sort those of other families.
         if p + "attn_qkv.weight" in tensors.file.tensors:
-            widths, rows = (q_width, kv_width, kv_width), q_width + 2 * kv_width
-            fused = tensors.matrix(p + "attn_qkv.weight", rows, hidden)
+            widths, order = (q_rows, kv_width, kv_width), stacked_order(q_order, k_order, (q_rows, kv_width, kv_width))
+            fused = tensors.matrix(p + "attn_qkv.weight", sum(widths), hidden, order)
             fields |= zip("qkv", fused.split(*widths), strict=True)
-            bias = tensors.optional(p + "attn_qkv.bias", rows)
+            bias = tensors.optional(p + "attn_qkv.bias", sum(widths))
             if bias is not None:
-                fields |= zip(("q_bias", "k_bias", "v_bias"), bias.split(*widths), strict=True)
+                sorted_ = bias if order is None else Tensor("f32", bias.shape, bias.data[order])
+                fields |= zip(("q_bias", "k_bias", "v_bias"), sorted_.split(*widths), strict=True)
         else:
-            if config.attention_gate:
-                order = delta_rows(heads, dim, dim)
-                whole = tensors.ordered(p + "attn_q.weight", 2 * q_width, hidden, order)
-                fields["q"], fields["attention_gate"] = whole.split(q_width, q_width)
-            queries = [] if config.attention_gate else [("q", q_width, heads)]
-            for name, width, of in (*queries, ("k", kv_width, kv_heads), ("v", kv_width, 0)):
-                fields[name] = tensors.matrix(f"{p}attn_{name}.weight", width, hidden, of)
-                fields[f"{name}_bias"] = tensors.optional(f"{p}attn_{name}.bias", width, of)
+            for name, rows, order in (("q", q_rows, q_order), ("k", kv_width, k_order), ("v", kv_width, None)):
+                fields[name] = tensors.matrix(f"{p}attn_{name}.weight", rows, hidden, order)
+                fields[f"{name}_bias"] = tensors.optional(f"{p}attn_{name}.bias", rows, order)
+        if config.attention_gate:
+            fields["q"], fields["attention_gate"] = fields["q"].split(q_width, q_width)
         fields["o"] = tensors.matrix(p + "attn_output.weight", hidden, q_width)
         fields["o_bias"] = tensors.optional(p + "attn_output.bias", hidden)
         if config.qk_norm is not None and config.architecture != "llama4":  # whose norms have no weights
@@ -293,6 +309,8 @@ class _Layer:
             fields["gate"], fields["up"] = tensors.matrix(p + "ffn_up.weight", 2 * inner, hidden).split(inner, inner)
         fields["down"] = tensors.matrix(p + "ffn_down.weight", hidden, inner)
         fields["down_bias"] = tensors.optional(p + "ffn_down.bias", hidden)
+        if config.activation == "xielu":
+            fields["xielu"] = xielu(tensors.file, self._number, config.layers)
         return fields
 
     def _experts(self) -> ExpertWeights:
@@ -305,9 +323,14 @@ class _Layer:
         sizes = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
         kinds = tuple(sizes) if config.gated else ("up", "down")
         fields["gate"] = ()
+        merged = tensors.has(p + "ffn_gate_up_exps.weight")
+        if merged:
+            halves = tensors.stack(p + "ffn_gate_up_exps.weight", count, 2 * inner, hidden).split(*[inner] * 2 * count)
+            fields["gate"], fields["up"] = tuple(halves[::2]), tuple(halves[1::2])
         for name in kinds:
             rows, columns = sizes[name]
-            fields[name] = self._each(name, count, rows, columns)
+            if name == "down" or not merged:
+                fields[name] = self._each(name, count, rows, columns)
             bias = f"{p}ffn_{name}_exps.bias"
             if bias in tensors.file.tensors:
                 values = elements(tensors.file, _tensor(tensors.file, bias, (count, rows)))
@@ -360,9 +383,14 @@ def _architecture(file: GgufFile) -> str:
     return str(architecture)
 
 
-def _check_rotation(file: GgufFile, family: GgufFamily, head_dim: int, rotary: int) -> None:
-    if (rotary != head_dim and not family.partial) or rotary % 2 or not 2 < rotary <= head_dim:
-        raise ModelError(f"{file.path}: rotary dimensions {rotary} of heads of {head_dim}: partial rotation")
+def _check_rotation(file: GgufFile, architecture: str, head_dim: int, rotary: int) -> None:
+    family = FAMILIES[architecture]
+    key = f"{file.path}: {architecture}.rope.dimension_count is {rotary} of heads of {head_dim}"
+    if rotary % 2 or not 2 < rotary <= head_dim:
+        raise ModelError(f"{key}, expected an even number from 4 up to the size of a head")
+    if rotary != head_dim and not family.partial:
+        known = ", ".join(name for name, each in FAMILIES.items() if each.partial)
+        raise UnsupportedModelError(f"{key}: partial rotation is supported in {known}, not in {architecture}")
 
 
 def _eos(file: GgufFile) -> tuple[int, ...]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
+from octavo_inference.checkpoints.gguf_experts import SIGMOID, Fields, deepseek_experts, experts
 from octavo_inference.checkpoints.gguf_latent import latent_fields
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_windows import every_nth, windows
-from octavo_inference.common.errors import ModelError
-from octavo_inference.models.layers import Experts, FeedForward, LayerParts
+from octavo_inference.common.errors import UnsupportedModelError
+from octavo_inference.models.layers import LayerParts
 
-Fields = dict[str, Any]
 Names = dict[str, str]
 
-_SIGMOID = 2
 # Gemma's 27B models scale queries by hidden size / heads; a GGUF file identifies them only by their layer count.
 _WIDE_QUERIES = frozenset({("gemma2", 46), ("gemma3", 62)})
+# Layers and vocabulary of the one model with sigmoid scores among the deepseek2 files that do not state them.
+_GLM_4_7_LITE = frozenset({(47, 154_880), (48, 154_880)})
 _GEMMA2_NORMS = {"attention_output_norm": "post_attention_norm", "mlp_output_norm": "post_ffw_norm"}
 _OLMO2 = {"input_norm": "", "post_norm": "", **_GEMMA2_NORMS}
 
@@ -32,6 +32,8 @@ class GgufFamily:
 
     `adjacent`: rotary pairs are neighbours, (2i, 2i + 1), because the architecture's are, or because the converter has
     sorted the rows of a half-split one. `partial`: the file may rotate a part of each head. `theta`: the default base.
+    `whole`: the converter sorts the rows of whole heads, although a part of them is rotated.
+    `tiled`: value heads of a gated delta net are sorted by their place among those of a key head.
     """
 
     fields: Callable[[GgufSettings], Fields] = _same
@@ -39,6 +41,8 @@ class GgufFamily:
     adjacent: bool = False
     partial: bool = False
     theta: float = 10_000.0
+    whole: bool = False
+    tiled: bool = False
 
 
 def _llama(settings: GgufSettings) -> Fields:
@@ -54,8 +58,9 @@ def _qwen2(settings: GgufSettings) -> Fields:
     """No window: llama.cpp gives these none, so a file of a model that has one is refused."""
     window, context = settings.get("attention.sliding_window", 0), settings.get("context_length")
     if isinstance(window, int) and isinstance(context, int) and 0 < window < context:
-        raise ModelError(
-            f"{settings.file.path}: a sliding window ({window} of {context} tokens) of {settings.architecture} models"
+        raise UnsupportedModelError(
+            f"{settings.file.path}: {settings.architecture}.attention.sliding_window is {window} of {context} tokens: "
+            f"GGUF files of {settings.architecture} models do not say which layers have it; use the safetensors"
         )
     return {}
 
@@ -146,7 +151,15 @@ def _olmo(settings: GgufSettings) -> Fields:
 
 
 def _olmo2(settings: GgufSettings) -> Fields:
-    return {"input_norms": False, "output_norms": True, "qk_norm": "whole", "windows": windows(settings, pattern=4)}
+    """OLMo 2 and 3; layers with a window are rotated without scaling."""
+    base = settings.number("rope.freq_base", 10_000.0)
+    return {
+        "input_norms": False,
+        "output_norms": True,
+        "qk_norm": "whole",
+        "windows": windows(settings, pattern=4),
+        "local_rope_theta": settings.number("rope.freq_base_swa", base),
+    }
 
 
 def _olmoe(settings: GgufSettings) -> Fields:
@@ -185,7 +198,7 @@ def _phi2(_: GgufSettings) -> Fields:
 
 def _neox(settings: GgufSettings) -> Fields:
     parallel = settings.flag("use_parallel_residual", default=True)
-    return {"layer_norm": True, "gated": False, "activation": "gelu_tanh", "parallel": parallel}
+    return {"layer_norm": True, "gated": False, "activation": "gelu", "parallel": parallel}
 
 
 def _bloom(settings: GgufSettings) -> Fields:
@@ -197,9 +210,12 @@ def _bloom(settings: GgufSettings) -> Fields:
 
 def _mpt(settings: GgufSettings) -> Fields:
     if settings.number("attention.max_alibi_bias", 8.0) != 8:
-        raise ModelError(f"{settings.file.path}: mpt.attention.max_alibi_bias is not 8, which is supported")
+        raise UnsupportedModelError(
+            f"{settings.file.path}: mpt.attention.max_alibi_bias is "
+            f"{settings.get('attention.max_alibi_bias')}, in mpt models 8 is supported"
+        )
     return {
-        "layer_norm": True, "gated": False, "activation": "gelu_tanh", "alibi": 1.0,
+        "layer_norm": True, "gated": False, "activation": "gelu", "alibi": 1.0,
         "rotated": (False,) * settings.layers(), "qkv_clip": settings.cap("attention.clamp_kqv", 0.0),
     }  # fmt: skip
 
@@ -207,12 +223,16 @@ def _mpt(settings: GgufSettings) -> Fields:
 def _falcon(settings: GgufSettings) -> Fields:
     shared = "blk.0.attn_norm_2.weight" not in settings.file.tensors
     return {
-        "layer_norm": True, "gated": False, "activation": "gelu_tanh", "parallel": True, "shared_norm": shared,
+        "layer_norm": True, "gated": False, "activation": "gelu", "parallel": True, "shared_norm": shared,
     }  # fmt: skip
 
 
 def _nemotron(_: GgufSettings) -> Fields:
     return {"layer_norm": True, "gated": False, "activation": "relu2"}
+
+
+def _apertus(_: GgufSettings) -> Fields:
+    return {"qk_norm": "head", "gated": False, "activation": "xielu"}
 
 
 def _arcee(_: GgufSettings) -> Fields:
@@ -238,6 +258,13 @@ def _deci(settings: GgufSettings) -> Fields:
     )
     if heads is None or keys is None or inner is None:
         return {}
+    linear = next((layer for layer, (q, k) in enumerate(zip(heads, keys, strict=True)) if q and not k), None)
+    if linear is not None:
+        raise UnsupportedModelError(
+            f"{settings.file.path}: layer {linear} has a matrix in the place of attention "
+            "(deci.attention.head_count_kv is 0), which is not supported in deci models; supported are layers with "
+            "attention, or without it"
+        )
     parts = tuple(
         LayerParts(
             attention=of_k > 0,
@@ -302,7 +329,16 @@ def _llama4(settings: GgufSettings) -> Fields:
 
 
 def _deepseek2(settings: GgufSettings) -> Fields:
-    return {**latent_fields(settings), **(deepseek_experts(settings) if settings.get("expert_count") else {})}
+    if settings.get("attention.temperature_scale"):
+        raise UnsupportedModelError(
+            f"{settings.file.path}: deepseek2.attention.temperature_scale: a temperature of queries that grows with "
+            "the position is not supported in deepseek2 models"
+        )
+    if not settings.get("expert_count"):
+        return latent_fields(settings)
+    embedding = settings.file.tensors.get("token_embd.weight")
+    size = (settings.layers(), 0 if embedding is None else embedding.shape[0])
+    return {**latent_fields(settings), **deepseek_experts(settings, gating=SIGMOID if size in _GLM_4_7_LITE else 1)}
 
 
 def _minicpm3(settings: GgufSettings) -> Fields:
@@ -310,42 +346,6 @@ def _minicpm3(settings: GgufSettings) -> Fields:
     hidden, layers = settings.count("embedding_length"), settings.layers()
     scales = {"embedding_scale": 12.0, "residual_scale": 1.4 / layers**0.5, "logit_scale": 256 / hidden}
     return {**scales, **latent_fields(settings)}
-
-
-def deepseek_experts(settings: GgufSettings) -> Fields:
-    """Experts as DeepSeek has them, by the file's own flags."""
-    sigmoid = settings.get("expert_gating_func", 1) == _SIGMOID
-    inner = settings.count("expert_feed_forward_length")
-    groups = settings.count("expert_group_count", 1)
-    return experts(
-        settings,
-        scoring="sigmoid" if sigmoid else "softmax",
-        normalized=settings.flag("expert_weights_norm", default=False),
-        scale=settings.short("expert_weights_scale", 1.0),
-        groups=groups,
-        chosen_groups=settings.count("expert_group_used_count", groups),
-        group_score="best_two" if sigmoid else "best",
-        shared=inner * settings.count("expert_shared_count", 0, least=0),
-    )
-
-
-def experts(settings: GgufSettings, **changes: Any) -> Fields:
-    """`experts` and `parts` of a file with experts: a layer has them if it has their tensors."""
-    if not settings.get("expert_count"):
-        return {}
-    count = settings.count("expert_count")
-    inner = settings.get("expert_feed_forward_length") or settings.count("feed_forward_length")
-    common: dict[str, Any] = {
-        "count": count,
-        "chosen": settings.count("expert_used_count"),
-        "intermediate": int(inner),
-    }
-
-    def kind(layer: int) -> FeedForward:
-        return "experts" if f"blk.{layer}.ffn_gate_inp.weight" in settings.file.tensors else "dense"
-
-    parts = tuple(LayerParts(feed_forward=kind(layer)) for layer in range(settings.layers()))
-    return {"experts": Experts(**common | changes), "parts": parts}
 
 
 FAMILIES: dict[str, GgufFamily] = {
@@ -358,6 +358,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "gemma": GgufFamily(_gemma),
     "gemma2": GgufFamily(_gemma2, _GEMMA2_NORMS),
     "gemma3": GgufFamily(_gemma3, _GEMMA2_NORMS, theta=1_000_000.0),
+    "apertus": GgufFamily(_apertus),
     "arcee": GgufFamily(_arcee, adjacent=True),
     "bloom": GgufFamily(_bloom),
     "command-r": GgufFamily(_command_r, adjacent=True),
@@ -366,6 +367,7 @@ FAMILIES: dict[str, GgufFamily] = {
     "minicpm3": GgufFamily(_minicpm3, partial=True),
     "deci": GgufFamily(_deci, adjacent=True),
     "ernie4_5": GgufFamily(adjacent=True),
+    "exaone": GgufFamily(),
     "exaone4": GgufFamily(_exaone4, _OLMO2),
     "falcon": GgufFamily(_falcon, {"input_norm": "attn_norm_2", "post_norm": "attn_norm"}),
     "chatglm": GgufFamily(adjacent=True, partial=True),

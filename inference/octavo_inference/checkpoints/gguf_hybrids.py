@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo_inference.checkpoints import gguf_families as plain
-from octavo_inference.checkpoints.gguf_families import Fields, GgufFamily
+from octavo_inference.checkpoints.gguf_experts import experts as mixture
+from octavo_inference.checkpoints.gguf_families import Fields, GgufFamily, granite
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_states import gated_delta, mamba2, parts_of, short_conv
 from octavo_inference.common.errors import UnsupportedModelError
@@ -34,9 +34,9 @@ def _granite_hybrid(settings: GgufSettings) -> Fields:
     """Granite 4 and Bamba; the first has no rotation, unless all of its layers are attention."""
     shared = settings.count("expert_shared_feed_forward_length", 0, least=0)
     inner = settings.count("feed_forward_length", 1)
-    experts = plain.experts(settings, scoring="softmax_of_chosen", intermediate=inner, shared=shared)
+    experts = mixture(settings, scoring="softmax_of_chosen", intermediate=inner, shared=shared)
     return {
-        **plain.granite(settings),
+        **granite(settings),
         **experts,
         **_hybrid(settings),
         "state": mamba2(settings),
@@ -51,10 +51,13 @@ def _falcon_h1(settings: GgufSettings) -> Fields:
 
 def _nemotron_h(settings: GgufSettings) -> Fields:
     if settings.get("moe_latent_size"):
-        raise UnsupportedModelError(f"{settings.file.path}: experts on a latent (moe_latent_size) are not supported")
+        raise UnsupportedModelError(
+            f"{settings.file.path}: experts on a latent ({settings.architecture}.moe_latent_size) are not supported in "
+            f"{settings.architecture} models; supported are experts on the hidden state"
+        )
     shared = settings.count("expert_shared_feed_forward_length", 0, least=0)
     groups = settings.count("expert_group_count", 1)
-    experts = plain.experts(
+    experts = mixture(
         settings,
         scoring="sigmoid",
         normalized=settings.flag("expert_weights_norm", default=True),
@@ -93,27 +96,19 @@ def _lfm2(settings: GgufSettings) -> Fields:
 
 def _lfm2_moe(settings: GgufSettings) -> Fields:
     scale = settings.short("expert_weights_scale", 1.0)
-    return {**plain.experts(settings, scoring="sigmoid", normalized=True, scale=scale), **_lfm2(settings)}
+    return {**mixture(settings, scoring="sigmoid", normalized=True, scale=scale), **_lfm2(settings)}
 
 
-def _qwen3_next(settings: GgufSettings) -> Fields:
-    return _qwen(settings, tiled=False)
-
-
-def _qwen3_5(settings: GgufSettings) -> Fields:
-    """The converter sorts value heads, so that head v belongs to key head v modulo the number of key heads."""
-    return _qwen(settings, tiled=True)
-
-
-def _qwen(settings: GgufSettings, *, tiled: bool) -> Fields:
+def _qwen(settings: GgufSettings) -> Fields:
+    """Qwen3-Next and Qwen3.5."""
     inner = settings.get("expert_feed_forward_length", 0)
     shared = settings.count("expert_shared_feed_forward_length", inner or 1)
     return {
-        **plain.experts(settings, normalized=True, shared=shared, shared_gate=True),
+        **mixture(settings, normalized=True, shared=shared, shared_gate=True),
         **_hybrid(settings),
         "attention_gate": True,
         "qk_norm": "head",
-        "state": gated_delta(settings, tiled=tiled),
+        "state": gated_delta(settings),
     }
 
 
@@ -123,13 +118,13 @@ _LFM2 = {"final_norm": "token_embd_norm"}
 
 HYBRIDS: dict[str, GgufFamily] = {
     "falcon-h1": GgufFamily(_falcon_h1),
-    "granitehybrid": GgufFamily(_granite_hybrid, adjacent=True, partial=True),
+    "granitehybrid": GgufFamily(_granite_hybrid, adjacent=True, partial=True, whole=True),
     "lfm2": GgufFamily(_lfm2, _LFM2, theta=1_000_000.0),
     "lfm2moe": GgufFamily(_lfm2_moe, _LFM2, theta=1_000_000.0),
     "mamba2": GgufFamily(_mamba2),
     "nemotron_h": GgufFamily(_nemotron_h, _ONE_NORM),
     "nemotron_h_moe": GgufFamily(_nemotron_h, _ONE_NORM),
-    "qwen3next": GgufFamily(_qwen3_next, _QWEN, partial=True),
-    "qwen35": GgufFamily(_qwen3_5, _QWEN, partial=True),
-    "qwen35moe": GgufFamily(_qwen3_5, _QWEN, partial=True),
+    "qwen3next": GgufFamily(_qwen, _QWEN, partial=True),
+    "qwen35": GgufFamily(_qwen, _QWEN, partial=True, tiled=True),
+    "qwen35moe": GgufFamily(_qwen, _QWEN, partial=True, tiled=True),
 }

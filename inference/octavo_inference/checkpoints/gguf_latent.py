@@ -37,7 +37,7 @@ class Tensors(Protocol):
         """Whether the file has a tensor."""
         ...
 
-    def ordered(self, name: str, rows: int, columns: int, order: Order | None) -> Matrix:
+    def matrix(self, name: str, rows: int, columns: int, order: Order | None) -> Matrix:
         """A matrix whose row i is that at order[i]."""
         ...
 
@@ -97,12 +97,12 @@ def latent_weights(
         v_up = tensors.stack(p + "attn_v_b.weight", heads, latent.value_dim, latent.kv_rank)
     else:
         rows = heads * (latent.nope_dim + latent.value_dim)
-        both = tensors.ordered(p + "attn_kv_b.weight", rows, latent.kv_rank, None)
+        both = tensors.matrix(p + "attn_kv_b.weight", rows, latent.kv_rank, None)
         k_up, v_up = expansions(both, heads, latent, contents=tensors.contents)
     return compressions(
         config,
         latent,
-        lambda name, *shape: tensors.ordered(f"{p}{_NAMES[name]}.weight", *shape),
+        lambda name, *shape: tensors.matrix(f"{p}{_NAMES[name]}.weight", *shape),
         lambda name, size: tensors.vector(f"{p}{_NAMES[name]}.weight", size),
         (k_up, v_up),
         adjacent=adjacent,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.gguf import GgufFile
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.rope import (
     LinearScaling,
     Llama3Scaling,
@@ -19,7 +19,7 @@ from octavo_inference.models.rope import (
     yarn_magnitude,
 )
 
-# Llama 3's scaling constants: GGUF stores only the resulting factors.
+# Llama 3's scaling constants: GGUF stores only the resulting divisors.
 _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS = 1.0, 4.0, 8192
 
 Number = Callable[..., float]
@@ -32,12 +32,12 @@ def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: floa
     Raises ModelError for an unknown or incomplete scaling.
     """
     architecture = file.metadata.get("general.architecture")
-    given = divisors("rope_freqs.weight")
-    if given is not None:
-        return _llama3(file, given, theta, dim)
     original = int(number("rope.scaling.original_context_length", number("context_length")))
     if original <= 1:
         raise ModelError(f"{file.path}: {architecture}.rope.scaling.original_context_length is {original}")
+    given = divisors("rope_freqs.weight")
+    if given is not None:
+        return _divided(given, theta, dim, original)
     short, long = divisors("rope_factors_short.weight"), divisors("rope_factors_long.weight")
     if short is not None and long is not None:
         grown = number("context_length") / original
@@ -62,14 +62,19 @@ def read_scaling(file: GgufFile, number: Number, divisors: Divisors, theta: floa
             magnitude=number("rope.scaling.attn_factor", 1.0) * yarn_magnitude(factor),
             beta_fast=number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=number("rope.scaling.yarn_beta_slow", 1.0),
+            truncate=architecture != "gpt-oss",  # by its configuration; files do not say so
         )
-    raise ModelError(f"{file.path}: rope scaling {kind!r} is not supported or not complete")
+    raise UnsupportedModelError(
+        f"{file.path}: {architecture}.rope.scaling.type is {kind!r}; supported are none, linear, yarn, and longrope "
+        "with the tensors rope_factors_short.weight and rope_factors_long.weight"
+    )
 
 
-def _llama3(file: GgufFile, divisors: NDArray[np.float32], theta: float, dim: int) -> Llama3Scaling:
-    """Recovered from the per-frequency divisors llama.cpp stores."""
+def _divided(divisors: NDArray[np.float32], theta: float, dim: int, original: int) -> RopeScaling:
+    """Llama 3's scaling, recovered from the divisors that llama.cpp stores, or the divisors themselves."""
     scaling = Llama3Scaling(float(divisors.max()), _LOW_FREQUENCY, _HIGH_FREQUENCY, _ORIGINAL_POSITIONS)
     plain = theta ** (-np.arange(0, dim, 2) / dim)
-    if not np.allclose(plain / scaling.apply(plain, 0), divisors, rtol=1e-3):
-        raise ModelError(f"{file.path}: rope_freqs.weight is not Llama 3's rope scaling")
-    return scaling
+    if np.allclose(plain / scaling.apply(plain, 0), divisors, rtol=1e-3):
+        return scaling
+    each = tuple(divisors.tolist())
+    return LongScaling(each, each, original, magnitude=1.0)

@@ -12,9 +12,10 @@ from octavo_inference.checkpoints.gguf import GgufFile
 from octavo_inference.checkpoints.gguf_matrix import elements
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.common.errors import ModelError
+from octavo_inference.models.columns import moved_columns
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import FeedForward, GatedDelta, LayerParts, Mamba2, ShortConv
-from octavo_inference.models.rows import Order, delta_rows
+from octavo_inference.models.rows import Order, delta_rows, tiled_heads
 from octavo_inference.models.weights import StateWeights, Tensor
 
 ReadMatrix = Callable[..., Any]
@@ -41,7 +42,7 @@ def mamba2(settings: GgufSettings) -> Mamba2:
     )
 
 
-def gated_delta(settings: GgufSettings, *, tiled: bool) -> GatedDelta:
+def gated_delta(settings: GgufSettings) -> GatedDelta:
     """The `ssm.*` keys of Qwen3-Next and Qwen3.5."""
     values = settings.count("ssm.time_step_rank")
     return GatedDelta(
@@ -50,7 +51,6 @@ def gated_delta(settings: GgufSettings, *, tiled: bool) -> GatedDelta:
         key_dim=settings.count("ssm.state_size"),
         value_dim=settings.count("ssm.inner_size") // values,
         kernel=settings.count("ssm.conv_kernel"),
-        tiled=tiled,
     )
 
 
@@ -71,13 +71,19 @@ def parts_of(settings: GgufSettings) -> tuple[LayerParts, ...]:
             feed = "experts"
         elif has("ffn_up.weight"):
             feed = "dense"
-        return LayerParts(has("attn_k.weight"), has("ssm_conv1d.weight", "shortconv.conv.weight"), feed)
+        return LayerParts(has("attn_output.weight"), has("ssm_conv1d.weight", "shortconv.conv.weight"), feed)
 
     return tuple(part(layer) for layer in range(settings.layers()))
 
 
-def state_weights(file: GgufFile, config: ModelConfig, p: str, matrix: ReadMatrix) -> StateWeights:
-    """The state layer whose tensors begin with `p`. Raises `ModelError` for those that do not fit the metadata."""
+def state_weights(
+    file: GgufFile, config: ModelConfig, p: str, matrix: ReadMatrix, *, tiled: bool, contents: bool
+) -> StateWeights:
+    """The state layer whose tensors begin with `p`. Raises `ModelError` for those that do not fit the metadata.
+
+    `tiled`: value heads of a gated delta net are sorted by their place among those of a key head. `contents`: whether
+    the file's contents are there, not only its header.
+    """
     layer = config.state
     if layer is None:
         raise ModelError(f"{file.path}: {p} has a state layer, and {config.architecture} models have none")
@@ -88,56 +94,73 @@ def state_weights(file: GgufFile, config: ModelConfig, p: str, matrix: ReadMatri
             conv=_kernel(file, p + "shortconv.conv.weight", layer.channels, layer.kernel),
             output=matrix(p + "shortconv.out_proj.weight", hidden, layer.channels),
         )
-    common: dict[str, Any] = {
-        "conv": _kernel(file, p + "ssm_conv1d.weight", shape.channels, layer.kernel),
-        "output": matrix(p + "ssm_out.weight", hidden, layer.inner),
-        "decay": _decay(file, p + "ssm_a", shape.heads),
-        "step_bias": _vector(file, p + "ssm_dt.bias", shape.heads),
-    }
     if isinstance(layer, GatedDelta):
-        keys = layer.key_heads * layer.key_dim
-        inputs = [
-            matrix(p + "attn_qkv.weight", 2 * keys + layer.inner, hidden),
-            matrix(p + "attn_gate.weight", layer.inner, hidden),
-        ]
-        if p + "ssm_ba.weight" in file.tensors:
-            each = layer.value_heads // layer.key_heads
-            order: Order = delta_rows(layer.key_heads, each, each)
-            inputs.append(matrix(p + "ssm_ba.weight", 2 * layer.value_heads, hidden, order))
-        else:
-            inputs += [matrix(f"{p}ssm_{name}.weight", layer.value_heads, hidden) for name in ("beta", "alpha")]
-        norm = _vector(file, p + "ssm_norm.weight", layer.value_dim)
-        return StateWeights(inputs=tuple(inputs), norm=norm, **common)
+        return _delta_weights(file, hidden, layer, p, matrix, tiled=tiled, contents=contents)
     rows = layer.inner + shape.channels + shape.heads
     return StateWeights(
         inputs=(matrix(p + "ssm_in.weight", rows, hidden),),
         inputs_bias=_optional(file, p + "ssm_in.bias", rows),
+        conv=_kernel(file, p + "ssm_conv1d.weight", shape.channels, layer.kernel),
         conv_bias=_optional(file, p + "ssm_conv1d.bias", shape.channels),
+        output=matrix(p + "ssm_out.weight", hidden, layer.inner),
         output_bias=_optional(file, p + "ssm_out.bias", hidden),
+        decay=_decay(file, p + "ssm_a", shape.heads),
+        step_bias=_vector(file, p + "ssm_dt.bias", shape.heads),
         skip=_vector(file, p + "ssm_d", shape.heads),
         norm=_vector(file, p + "ssm_norm.weight", layer.inner) if layer.norm_groups else None,
-        **common,
     )
 
 
-def _kernel(file: GgufFile, name: str, channels: int, kernel: int) -> Tensor:
-    values = _numbers(file, name, channels * kernel)
-    return Tensor("f32", (channels, kernel), values.reshape(channels, kernel))
+def _delta_weights(
+    file: GgufFile, hidden: int, layer: GatedDelta, p: str, matrix: ReadMatrix, *, tiled: bool, contents: bool
+) -> StateWeights:
+    """A gated delta net. Value heads that are tiled are brought into the order of their key heads."""
+    values, dim, queries = layer.value_heads, layer.value_dim, 2 * layer.key_heads * layer.key_dim
+    heads: Order = tiled_heads(layer.key_heads, values) if tiled else np.arange(values)
+    rows: Order = (heads[:, None] * dim + np.arange(dim)).reshape(-1)
+    channels: Order = np.concatenate([np.arange(queries), queries + rows])
+    inputs = [
+        matrix(p + "attn_qkv.weight", queries + layer.inner, hidden, channels if tiled else None),
+        matrix(p + "attn_gate.weight", layer.inner, hidden, rows if tiled else None),
+    ]
+    if p + "ssm_ba.weight" in file.tensors and not tiled:
+        each = values // layer.key_heads
+        inputs.append(matrix(p + "ssm_ba.weight", 2 * values, hidden, delta_rows(layer.key_heads, each, each)))
+    else:
+        order = heads if tiled else None
+        inputs += [matrix(f"{p}ssm_{name}.weight", values, hidden, order) for name in ("beta", "alpha")]
+    output = matrix(p + "ssm_out.weight", hidden, layer.inner)
+    return StateWeights(
+        inputs=tuple(inputs),
+        conv=_kernel(file, p + "ssm_conv1d.weight", layer.shape.channels, layer.kernel, channels),
+        output=moved_columns(output, heads, dim, contents=contents) if tiled else output,
+        decay=_decay(file, p + "ssm_a", values, heads),
+        step_bias=_vector(file, p + "ssm_dt.bias", values, heads),
+        norm=_vector(file, p + "ssm_norm.weight", dim),
+    )
 
 
-def _vector(file: GgufFile, name: str, size: int) -> Tensor:
+def _kernel(file: GgufFile, name: str, channels: int, kernel: int, order: Order | None = None) -> Tensor:
+    values = _numbers(file, name, channels * kernel).reshape(channels, kernel)
+    return Tensor("f32", (channels, kernel), values if order is None else values[order])
+
+
+def _vector(file: GgufFile, name: str, size: int, order: Order | None = None) -> Tensor:
     """A vector, which files may have as a matrix."""
-    return Tensor("f32", (size,), _numbers(file, name, size))
+    values = _numbers(file, name, size)
+    return Tensor("f32", (size,), values if order is None else values[order])
 
 
 def _optional(file: GgufFile, name: str, size: int) -> Tensor | None:
     return _vector(file, name, size) if name in file.tensors else None
 
 
-def _decay(file: GgufFile, name: str, heads: int) -> Tensor:
+def _decay(file: GgufFile, name: str, heads: int, order: Order | None = None) -> Tensor:
     """A_log: files have A = -exp(A_log)."""
+    stored = _numbers(file, name, heads)
     with np.errstate(divide="ignore", invalid="ignore"):  # a header alone has zeros
-        return Tensor("f32", (heads,), np.log(-_numbers(file, name, heads)))
+        logarithms = np.log(-stored)
+    return Tensor("f32", (heads,), logarithms if order is None else logarithms[order])
 
 
 def _numbers(file: GgufFile, name: str, count: int) -> NDArray[np.float32]:

@@ -18,7 +18,6 @@ def features(config: ModelConfig) -> frozenset[str]:
         "a clamped activation of experts": config.experts is not None and config.experts.clamp is not None,
         "latent attention": config.latent is not None,
         _STATES.get(type(config.state), "short convolutions"): config.state is not None,
-        "tiled value heads": isinstance(config.state, GatedDelta) and config.state.tiled,
         "layers of unlike sizes": len(sizes) > 1,
         "layers without attention or MLP": any(
             not (attention or state) or feed_forward == "none" for attention, state, feed_forward in parts

@@ -149,9 +149,8 @@ class Mamba2:
 class GatedDelta:
     """A gated delta net (https://arxiv.org/abs/2412.06464), as in Qwen3-Next.
 
-    `key_heads` of `key_dim` for queries and keys, each shared by value_heads / key_heads heads of `value_dim`: adjacent
-    ones, or those of the same remainder by `key_heads` if `tiled` (GGUF files of Qwen3.5). A causal convolution over
-    `kernel` tokens of queries, keys and values.
+    `key_heads` of `key_dim` for queries and keys, each shared by value_heads / key_heads adjacent heads of `value_dim`.
+    A causal convolution over `kernel` tokens of queries, keys and values.
     """
 
     key_heads: int
@@ -159,7 +158,6 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     kernel: int
-    tiled: bool = False
 
     @property
     def inner(self) -> int:

@@ -31,6 +31,15 @@ def grouped_rows(groups: int, sizes: tuple[int, int, int], head_dim: int) -> Ord
     return np.concatenate([part.reshape(-1) for part in parts])
 
 
+def stacked_order(q: Order | None, k: Order | None, rows: tuple[int, int, int]) -> Order | None:
+    """The row order of q, k and v, one below the other, from those of q and of k; None: as they are."""
+    if q is None and k is None:
+        return None
+    q_rows, k_rows, v_rows = rows
+    q, k = np.arange(q_rows) if q is None else q, np.arange(k_rows) if k is None else k
+    return np.concatenate([q, q_rows + k, q_rows + k_rows + np.arange(v_rows)])
+
+
 def reordered(matrix: Matrix, order: Order) -> Matrix:
     """The matrix whose row i is row order[i]; floats are copied, groups are read when they are needed."""
     if isinstance(matrix, Tensor):
@@ -59,6 +68,11 @@ def delta_rows(groups: int, *sizes: int) -> Order:
     """Row order from [groups][parts of `sizes` rows] to all of the first part, of the second and so on (Qwen3-Next)."""
     rows = np.arange(groups * sum(sizes)).reshape(groups, -1)
     return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])
+
+
+def tiled_heads(groups: int, heads: int) -> Order:
+    """Head order from [heads / groups][groups], as GGUF has value heads of Qwen3.5, to adjacent ones of a group."""
+    return np.arange(heads).reshape(-1, groups).T.reshape(-1)
 
 
 def scaled(matrix: Matrix, factors: float | NDArray[np.float32], *, contents: bool = True) -> Matrix:

@@ -160,6 +160,21 @@ DENSE = {
     "olmo": Family("Olmo", {"clip_qkv": 1.5}),
     "olmo2": Family("Olmo2"),
     "olmo3": Family("Olmo3", {"sliding_window": WINDOW}),
+    "olmo3-yarn": Family(
+        "Olmo3",
+        {
+            "sliding_window": WINDOW,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 10_000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+            },
+        },
+    ),
     "phi2": Family("Phi"),
     "seed_oss": Family("SeedOss", {"head_dim": 32}),
     "stablelm": Family("StableLm", {"use_qkv_bias": True}),
@@ -173,6 +188,8 @@ EXPERTS = {
         "Qwen2Moe",
         tokens_of_experts(shared_expert_intermediate_size=48, decoder_sparse_step=2),
     ),
+    "qwen2_moe-sparse": Family("Qwen2Moe", tokens_of_experts(shared_expert_intermediate_size=48)),
+    "qwen3_moe-sparse": Family("Qwen3Moe", tokens_of_experts(head_dim=32, norm_topk_prob=True)),
     "qwen3_moe": Family("Qwen3Moe", tokens_of_experts(head_dim=32, norm_topk_prob=True, mlp_only_layers=[1])),
     "olmoe": Family("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32}),
     "granitemoe": Family("GraniteMoe", {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0}),

@@ -11,6 +11,7 @@ import numpy as np
 from .gguf_files import _permute
 
 GGUF = {
+    "bamba": "granitehybrid",
     "falcon_h1": "falcon-h1",
     "falcon_h1-no-norm": "falcon-h1",
     "granitehybrid": "granitehybrid",
@@ -50,13 +51,19 @@ def write_hybrid(path: Path, model: Any, architecture: str) -> Path:
 
 
 def _attention_layers(config: Any) -> list[bool]:
+    if config.model_type == "bamba":
+        return [layer in config.attn_layer_indices for layer in range(config.num_hidden_layers)]
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     return [kind in {"attention", "full_attention"} for kind in kinds]
 
 
 def _sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
     epsilons = ("rms_norm_eps", "norm_eps", "layer_norm_epsilon")
-    writer.add_layer_norm_rms_eps(next(getattr(config, key) for key in epsilons if hasattr(config, key)))
+    epsilon = next(getattr(config, key) for key in epsilons if hasattr(config, key))
+    if architecture == "nemotron_h_moe":
+        writer.add_layer_norm_eps(epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(epsilon)
     _state_sizes(writer, architecture, config)
     if architecture == "mamba2":
         writer.add_head_count(0)
@@ -69,12 +76,16 @@ def _sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None:
         writer.add_head_count_kv(keys)
     else:
         writer.add_head_count_kv([keys if has else 0 for has in _attention_layers(config)])
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
+    if dim * heads != config.hidden_size or architecture in {"falcon-h1", "nemotron_h_moe"}:
+        writer.add_key_length(dim)
+        writer.add_value_length(dim)
     if rope := getattr(config, "rope_parameters", None):
         writer.add_rope_freq_base(rope["rope_theta"])
-        writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
-    if architecture == "granitehybrid":
+        if architecture not in {"falcon-h1", "lfm2", "lfm2moe"}:
+            writer.add_rope_dimension_count(int(dim * rope.get("partial_rotary_factor", 1.0)))
+    if config.model_type == "bamba":
+        writer.add_rope_scaling_finetuned(True)
+    elif architecture == "granitehybrid":
         writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
         writer.add_attention_scale(config.attention_multiplier)
         writer.add_embedding_scale(config.embedding_multiplier)
@@ -208,7 +219,7 @@ def _mlp_tensors(name: str, values: Array, architecture: str, config: Any) -> di
     renamed = {
         "e_score_correction_bias": "exp_probs_b.bias",
         "expert_bias": "exp_probs_b.bias",
-        "pre_ff_layernorm.weight": "ffn_norm.weight",
+        "pre_ff_layernorm.weight": "ffn_norm" if architecture == "falcon-h1" else "ffn_norm.weight",
         "mixer.gate.weight": "ffn_gate_inp.weight",
         "block_sparse_moe.router.weight": "ffn_gate_inp.weight",
     }

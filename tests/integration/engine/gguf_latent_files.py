@@ -9,12 +9,18 @@ import gguf
 import numpy as np
 
 from .gguf_files import Kind
+from .gguf_more_files import add_key, converted, expert_keys
 
 GGUF_LATENT = {
     "deepseek_v2": "deepseek2",
     "deepseek_v2-lite": "deepseek2",
     "deepseek_v3": "deepseek2",
     "minicpm3": "minicpm3",
+    "youtu": "deepseek2",
+    "deepseek_v2-experts": "deepseek2",
+    "deepseek_v2-groups": "deepseek2",
+    "deepseek_v3-experts": "deepseek2",
+    "glm4_moe_lite": "deepseek2",
 }
 
 
@@ -50,6 +56,9 @@ def write_latent_gguf(path: Path, model: Any, architecture: str, kind: Kind = Ki
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+    if config.num_hidden_layers > getattr(config, "first_k_dense_replace", 0) and hasattr(config, "n_routed_experts"):
+        for name, value in expert_keys(config, architecture).items():
+            add_key(writer, f"{architecture}.{name}", value)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(["a", "b", "ab", *(f"t{i}" for i in range(3, config.vocab_size))])
@@ -83,13 +92,13 @@ def _tensors(writer: gguf.GGUFWriter, architecture: str, model: Any, kind: Kind,
     for name, tensor in tensors.items():
         if "embed_scale" in name:
             continue
-        values = tensor.numpy()
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert target is not None, name
-        if separate and "kv_b_proj" in name:
-            by_head = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
-            keys, both = np.split(by_head, [config.qk_nope_head_dim], axis=1)
-            add(target.replace("kv_b", "k_b"), keys.swapaxes(1, 2))
-            add(target.replace("kv_b", "v_b"), both)
-        else:
-            add(target, values)
+        for known, values in converted(name, tensor.numpy(), architecture, config).items():
+            target = names.get_name(known, try_suffixes=(".weight", ".bias")) or known
+            assert target.startswith(("blk.", "token_embd", "output")), name
+            if separate and "kv_b_proj" in name:
+                by_head = values.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+                keys, both = np.split(by_head, [config.qk_nope_head_dim], axis=1)
+                add(target.replace("kv_b", "k_b"), keys.swapaxes(1, 2))
+                add(target.replace("kv_b", "v_b"), both)
+            else:
+                add(target, values)

@@ -28,10 +28,11 @@ from .families import (
 from .gguf_files import GGUF
 from .gguf_hybrids import GGUF as GGUF_HYBRIDS
 from .gguf_latent_files import GGUF_LATENT
+from .gguf_more_files import GGUF_DENSE, GGUF_MIXTURES, GGUF_OTHERS
 from .others import OTHERS
 
 PAGE = Path(__file__).parents[3] / "docs/models.md"
-ARCHITECTURES = GGUF | GGUF_HYBRIDS | GGUF_LATENT
+ARCHITECTURES = GGUF | GGUF_DENSE | GGUF_MIXTURES | GGUF_HYBRIDS | GGUF_LATENT
 DENSE_FAMILIES = FAMILIES | DENSE
 GROUPS: dict[str, tuple[dict[str, Family], str]] = {
     "Dense models": (DENSE_FAMILIES, "test_families.py"),
@@ -165,7 +166,7 @@ def others() -> list[Row]:
     for model, make in OTHERS.items():
         with tempfile.TemporaryDirectory() as folder:
             make(Path(folder))
-            found.append(_row_of(model, 1, set(), set(features(load_model(folder).config)), True))
+            found.append(_row_of(model, 1, {GGUF_OTHERS[model]}, set(features(load_model(folder).config)), True))
     return found
 
 

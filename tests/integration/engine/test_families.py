@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from octavo_inference import LLM, SamplingParams
 
 from .families import DENSE, EXPERTS, FAMILIES, VOCAB, backends, build, compare, params, save
 from .gguf_files import GGUF, Kind, round_weights, write_gguf
+from .gguf_more_files import GGUF_DENSE, GGUF_MIXTURES, write_more_gguf
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -50,6 +52,33 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]
     model = build(family)
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
+    for backend in backends(path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
+
+
+# What files cannot state: chunks and the floor of temperatures are of 8,192 positions; heads are an even part of the
+# hidden size; StarCoder 2 has no window.
+_AS_STORED = {
+    "llama4": {"attention_chunk_size": 8192, "floor_scale": 8192},
+    "glm": {"head_dim": 16},
+    "starcoder2": {"sliding_window": None},
+}
+
+
+@pytest.mark.parametrize("name", params([*GGUF_DENSE, *GGUF_MIXTURES]))
+def test_more_families_from_gguf(name: str, tmp_path: Path) -> None:
+    family = (DENSE | EXPERTS)[name]
+    family = replace(family, changes=family.changes | _AS_STORED.get(name, {}))
+    model = build(family)
+    path = write_more_gguf(tmp_path / "model.gguf", model, (GGUF_DENSE | GGUF_MIXTURES)[name])
+    for backend in backends(path, family.max_model_len, only_best=True):
+        compare(family, model, backend)
+
+
+def test_experts_whose_gate_and_up_are_one_tensor(tmp_path: Path) -> None:
+    family = EXPERTS["qwen3_moe-sparse"]
+    model = build(family)
+    path = write_more_gguf(tmp_path / "model.gguf", model, "qwen3moe", merged=True)
     for backend in backends(path, family.max_model_len, only_best=True):
         compare(family, model, backend)
 

@@ -26,10 +26,10 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
         compare(family, model, backend)
 
 
-@pytest.mark.parametrize("name", GGUF_LATENT)
+@pytest.mark.parametrize("name", params(GGUF_LATENT))
 @pytest.mark.parametrize("separate", [False, True], ids=["kv_b", "k_b and v_b"])
 def test_from_gguf(name: str, separate: bool, tmp_path: Path) -> None:
-    family = LATENT[name]
+    family = (LATENT | LATENT_EXPERTS)[name]
     model = build(family)
     path = write_latent_gguf(tmp_path / "model.gguf", model, GGUF_LATENT[name], separate=separate)
     for backend in backends(path, family.max_model_len, only_best=True):

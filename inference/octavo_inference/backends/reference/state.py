@@ -121,7 +121,7 @@ def _gated_delta(layer: GatedDelta, weights: StateWeights, norm_eps: float) -> U
     def unit(heads: Torch) -> Torch:
         heads = heads.view(layer.key_heads, layer.key_dim)
         normed = heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + _NORM_FLOOR)
-        return normed.repeat(shared, 1) if layer.tiled else normed.repeat_interleave(shared, 0)
+        return normed.repeat_interleave(shared, 0)
 
     def update(inputs: Torch, conv: Torch, recurrent: Torch) -> Torch:
         sections = [2 * keys + values, values, layer.value_heads, layer.value_heads]

@@ -41,7 +41,7 @@ from octavo_inference.backends.cuda.state_pool import DeviceStates, StateTransfe
 from octavo_inference.backends.cuda.transfer import Transfer
 from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
-from octavo_inference.common.errors import DeviceError, ModelError, SettingsError
+from octavo_inference.common.errors import DeviceError, ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.config.engine import KvDtype
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
@@ -49,6 +49,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.layers import LatentAttention
+from octavo_inference.models.positions import alibi_slopes
 from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -72,6 +73,20 @@ _FEATURES = frozenset(
         "layers without attention or MLP",
         "attention beside a state layer",
         "gated attention",
+        "LayerNorm",
+        "norms after the residual sum",
+        "no norm before attention and MLP",
+        "a norm of the embedding",
+        "norms over all heads",
+        "norms after the rotation",
+        "clipped queries and keys",
+        "a temperature of queries",
+        "parallel attention and MLP",
+        "the activation xielu",
+        "learned positions",
+        "ALiBi",
+        "a bias of the head",
+        "chunked attention",
     }
 )
 _NO_IDS = np.empty(0, np.int32)
@@ -247,6 +262,7 @@ class CudaBackend:
             layout,
             DeviceStates.allocate(config, slots=max(state_slots, max_running), device=device.torch),
             group,
+            _slopes(config, group, device.torch),
         )
         decoder = Decoder(context, loaded)
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
@@ -488,6 +504,14 @@ def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
     return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
 
 
+def _slopes(config: ModelConfig, group: RankGroup, device: torch.device) -> Torch | None:
+    """ALiBi's slopes of a rank's heads, None without ALiBi."""
+    if not config.alibi:
+        return None
+    whole = torch.from_numpy(alibi_slopes(config.heads * group.size)) * config.alibi
+    return whole[config.heads * group.rank :][: config.heads].to(device)
+
+
 def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
     """Refuse latents that the kernels do not store or sum. Raises `ModelError` or `SettingsError`."""
     if latent.kv_rank > _LARGEST_LATENT:
@@ -508,6 +532,10 @@ def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     require_features(config, _FEATURES, "the CUDA backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    if config.qk_norm == "whole" and config.qk_norm_rotated:
+        raise UnsupportedModelError(
+            f"{config.architecture}: the CUDA backend does not compute norms over all heads after the rotation"
+        )
     if config.latent is not None:
         check_latent(config.latent, kv_dtype)
     elif config.head_dim > _LARGEST_HEAD:

@@ -14,7 +14,7 @@ from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.weight_plan import plan_weights
-from octavo_inference.backends.cuda.widths import widest_mlp
+from octavo_inference.backends.cuda.widths import adds_outputs, widest_mlp
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
@@ -73,7 +73,13 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
-        token_elements=2 * config.hidden + mixer.elements + 3 * inner + mixed.token_elements + _state_elements(config),
+        token_elements=(
+            (2 + adds_outputs(config)) * config.hidden
+            + mixer.elements
+            + 3 * inner
+            + mixed.token_elements
+            + _state_elements(config)
+        ),
         widest=max(
             config.hidden,
             mixer.attended,
@@ -95,7 +101,7 @@ def _state_elements(config: ModelConfig) -> int:
     if layer is None:
         return 0
     solved = CHUNK * layer.value_heads if isinstance(layer, GatedDelta) else 0
-    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved + config.hidden
+    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.layers.context import LayerContext
 
 
-def mlp(context: LayerContext, weights: DeviceMlp, x: Torch) -> Torch:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))), of x [T, hidden], of this rank alone."""
+def mlp(context: LayerContext, weights: DeviceMlp, x: Torch, out: Torch) -> Torch:
+    """Write down(activation(gate(x)) * up(x)), or down(activation(up(x))), of x [T, hidden], of this rank alone."""
     buffers, tokens, inner = context.buffers, len(x), weights.down.columns
     gate_up = _rows(buffers.gate_up, tokens, weights.gate_up.rows)
     activated = _rows(buffers.activated, tokens, inner)
-    gated(weights.gate_up(x, gate_up), activated, context.config.activation)
-    return weights.down(activated, buffers.projected[:tokens])
+    gated(weights.gate_up(x, gate_up), activated, context.config.activation, weights.xielu)
+    return weights.down(activated, out)
 
 
 def _rows(buffer: Torch, tokens: int, width: int) -> Torch:

@@ -52,6 +52,9 @@ def tiny(config: ModelConfig) -> ModelConfig:
     )  # fmt: skip
 
 
+_NORMS = ("input_norm", "post_norm", "attention_output_norm", "mlp_output_norm")
+
+
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     """Matrices in bfloat16 that preserve the size of activations, norms near 1, logits of about size 1."""
     rng = np.random.default_rng(seed)
@@ -66,13 +69,26 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def layer(number: int) -> LayerWeights:
         mixed = config.part(number).feed_forward == "experts"
         made = layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
-        if not config.qkv_bias:
-            return made
-        biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
-        return replace(made, **biases)
+        changes: dict[str, Any] = {}
+        if config.qkv_bias:
+            changes |= {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
+        if config.layer_norm:
+            changes |= {f"{name}_bias": bias(config.hidden) for name in _NORMS if getattr(made, name) is not None}
+        if config.activation == "xielu":
+            changes["xielu"] = Tensor("f32", (2,), np.array([0.8, 0.4], np.float32))
+        return replace(made, **changes)
 
     def bias(size: int) -> Tensor:
         return Tensor("f32", (size,), 0.1 * rng.standard_normal(size, dtype=np.float32))
 
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)
+    return Weights(
+        embedding,
+        tuple(map(layer, range(config.layers))),
+        norm(config.hidden),
+        embedding,
+        final_norm_bias=bias(config.hidden) if config.layer_norm else None,
+        head_bias=bias(config.vocab) if config.head_bias else None,
+        positions=matrix(config.learned_positions, config.hidden) if config.learned_positions else None,
+        embedding_norm=norm(config.hidden) if config.embedding_norm else None,
+    )

@@ -14,7 +14,7 @@ from octavo_inference.model_loader import LoadedModel, load_model
 
 from ..integration.engine.families import VOCAB, Family, build, save  # noqa: TID252 -- tests are no package
 
-BLOCK, LONGEST = 8, 48
+BLOCK, LONGEST, BLOCKS = 8, 48, 128
 LENGTHS = (21, 5, 40)
 SPANS = ((0, 4), (4, 5), (5, 20), (20, 21), (21, 40))
 """What each sequence computes in a step, as far as it is long enough."""
@@ -27,7 +27,7 @@ def compare(family: Family, folder: Path) -> CudaBackend:
     loaded = load_model(str(folder))
     assert isinstance(loaded, LoadedModel)
     backend = CudaBackend.create(
-        loaded.config, loaded.weights, device=find_device(), num_blocks=64, block_size=BLOCK, max_batched_tokens=48,
+        loaded.config, loaded.weights, device=find_device(), num_blocks=BLOCKS, block_size=BLOCK, max_batched_tokens=48,
         max_running=4, max_model_len=LONGEST, dtype=torch.float32,
     )  # fmt: skip
     tokens = [np.random.default_rng(i).integers(3, VOCAB, length).astype(np.int32) for i, length in enumerate(LENGTHS)]
@@ -45,6 +45,7 @@ def compare(family: Family, folder: Path) -> CudaBackend:
 def step(tokens: list[np.ndarray], rows: list[int], first: int, end: int, groups: int) -> RowStep:
     """Tokens `first` to `end` of some sequences, each with blocks of its own in each of the tables."""
     changes, columns = [], -(-LONGEST // BLOCK)
+    assert len(LENGTHS) * groups * columns <= BLOCKS
     for row in rows:
         blocks = np.arange(groups * columns, dtype=np.int32) + groups * columns * row
         changes += [

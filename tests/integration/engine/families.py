@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -309,6 +310,24 @@ LATENT_EXPERTS = {
         | {"q_lora_rank": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "dense"]},
     ),
 }
+
+# One family for each kind of layer; all others are computed every night. The first ones are those that people run most.
+IN_EVERY_RUN = {
+    *FAMILIES,
+    # LayerNorm, learned positions, ALiBi, parallel layers, norms of the outputs alone, over all heads and by head, MLPs
+    # without a gate.
+    *("gpt2", "bloom", "cohere-norms", "olmo2", "apertus"),
+    # Groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; weights of experts
+    # that multiply their inputs.
+    *("glm4_moe", "gpt_oss", "llama4"),
+    *("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "minicpm3", "deepseek_v3-experts"),
+    *("falcon_h1", "granitehybrid", "lfm2", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5"),
+}
+
+
+def params(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test, those marked `full` that are not computed in every run."""
+    return [pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.full]) for name in names]
 
 
 def build(family: Family) -> Any:

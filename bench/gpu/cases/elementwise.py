@@ -85,7 +85,7 @@ def whole(place: Place, tokens: int, q_width: int, k_width: int) -> Trial:
     before, norms = qkv.clone(), [norm_of(place, width) for width in (q_width, k_width)]
 
     def pairs() -> list[Pair]:
-        parts = [each.split([q_width, k_width, k_width], 1) for each in (qkv, before)]
+        parts = [torch.split(each, [q_width, k_width, k_width], 1) for each in (qkv, before)]
         return [(found, normed(given, norm)) for found, given, norm in zip(*parts, [*norms, None], strict=True)]
 
     return Trial(

@@ -10,7 +10,7 @@ from torch import Tensor as Torch
 
 from bench.gpu.cases.case import Place
 from bench.gpu.cases.elementwise import EPS, add_norm, norm, normed
-from octavo_inference.backends.cuda.kernels.norm import Norm, add_normalize, normalize
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 
 # Of a value: the roundings of float32 sums, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds).
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
@@ -39,8 +39,8 @@ def test_rms_norm_of_rows_that_lie_apart(record: Callable[..., None]) -> None:
     torch.manual_seed(0)
     rows = torch.randn(6, 200).bfloat16()
     before, x = rows.clone(), rows[:, 40:136]
-    normalize(x, Norm(torch.ones(96).bfloat16()), EPS, x)
-    worst = error(x, normed(before[:, 40:136], Norm(torch.ones(96))))
+    normalize(x, DeviceNorm(torch.ones(96).bfloat16()), EPS, x)
+    worst = error(x, normed(before[:, 40:136], DeviceNorm(torch.ones(96))))
     record("rms_norm", "(6, 96) of 200", torch.bfloat16, worst)
     assert worst <= TOLERANCE[torch.bfloat16]
     assert torch.equal(rows[:, :40], before[:, :40])
@@ -93,11 +93,11 @@ def test_where_the_norms_of_a_sum_are(flags: dict[str, bool]) -> None:
 def test_a_norm_without_weights() -> None:
     torch.manual_seed(0)
     x, out = 3 + torch.randn(4, 100), torch.empty(4, 100)
-    normalize(x, Norm(None, centred=True), EPS, out)
+    normalize(x, DeviceNorm(None, centred=True), EPS, out)
     assert (out - torch.nn.functional.layer_norm(x, (100,), eps=EPS)).abs().max() < 1e-5
 
 
 def test_no_rows() -> None:
-    weight = Norm(torch.ones(8))
+    weight = DeviceNorm(torch.ones(8))
     normalize(torch.empty(0, 8), weight, EPS, torch.empty(0, 8))
     add_normalize(torch.empty(0, 8), torch.empty(0, 8), 1.0, weight, EPS, torch.empty(0, 8))

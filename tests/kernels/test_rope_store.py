@@ -13,7 +13,7 @@ from bench.gpu.cases.attention import clipped, heated, turned
 from bench.gpu.cases.paged import LARGEST
 from octavo_inference.backends.cuda.kernels.encode import encode_e4m3, round_even
 from octavo_inference.backends.cuda.kernels.head_norm import normalize_whole
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.rope_and_cache import PLAIN, HeadRules, rope_store
 from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
 
@@ -56,13 +56,13 @@ class Step:
         rope_store(self.qkv, positions, self.slots, table, q_norm, k_norm, EPS, self.q_out, *self.pool.layer(0), rules)
 
     @staticmethod
-    def norm(norms: object, heads: int, dim: int, random: torch.Generator) -> Norm | None:
+    def norm(norms: object, heads: int, dim: int, random: torch.Generator) -> DeviceNorm | None:
         """A norm of the head's elements; "by head": LayerNorm, each head with its own weights; "bare": without any."""
         if not norms or norms == "bare":
-            return Norm(None) if norms else None
+            return DeviceNorm(None) if norms else None
         count = heads * dim if norms == "by head" else dim
         weight, bias = 1 + 0.1 * torch.randn(count, generator=random), torch.randn(count, generator=random)
-        return Norm(weight, bias, centred=True) if norms == "by head" else Norm(weight)
+        return DeviceNorm(weight, bias, centred=True) if norms == "by head" else DeviceNorm(weight)
 
     def stored(self, tensor: Tensor, which: int) -> Tensor:
         slots = self.slots[self.real]
@@ -125,7 +125,7 @@ def test_norms_over_all_heads(record: Record, centred: bool) -> None:
     rows = 2 + torch.randn(5, 7 * 48 + 8, generator=random)
     qkv, before, widths = rows[:, :-8], rows.clone(), (4 * 48, 2 * 48)
     norms = [
-        Norm(torch.randn(n, generator=random), torch.randn(n, generator=random) if centred else None, centred)
+        DeviceNorm(torch.randn(n, generator=random), torch.randn(n, generator=random) if centred else None, centred)
         for n in widths
     ]
     normalize_whole(qkv, *norms, EPS, q_width=widths[0], k_width=widths[1])

@@ -17,7 +17,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda import weight_sender as module
 from octavo_inference.backends.cuda.device_weights import DeviceWeights
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.weight_loading import device_bytes, upload
 from octavo_inference.common.errors import SettingsError
@@ -175,7 +175,7 @@ def test_dense_weights_arrive_whole(
         same([layer.post_norm], device.post_norm.weight)
         same([layer.q_norm], device.mixer.q_norm.weight)
         same([layer.mlp_output_norm], device.mlp_output_norm.weight)
-        assert device.mixer.k_norm == device.attention_output_norm == Norm(None)
+        assert device.mixer.k_norm == device.attention_output_norm == DeviceNorm(None)
         assert device.input_norm.weight.dtype is torch.float32
     same([weights.embedding], loaded.embedding.table.values)
     same([weights.lm_head], loaded.lm_head.parts[0].values)

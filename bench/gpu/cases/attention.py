@@ -13,7 +13,7 @@ from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from bench.gpu.cases.paged import expected, launcher, make, split
 from octavo_inference.backends.cuda.kernels.decode_parts import LEAST_KEYS, shares_for
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.rope_and_cache import PLAIN, HeadRules, rope_store
 from octavo_inference.backends.cuda.pool import allocate_pool
 
@@ -110,13 +110,13 @@ class Stored:
         flags += " clipped" * (self.rules.clip is not None) + " temperature" * (self.rules.temperature is not None)
         return f"{self.heads}/{self.kv_heads}x{self.dim} {self.pool}{flags} rotary {self.rotary}"
 
-    def norm_of(self, place: Place, heads: int) -> Norm | None:
+    def norm_of(self, place: Place, heads: int) -> DeviceNorm | None:
         """A norm over each of so many heads."""
         if not self.norm:
             return None
         count = self.dim * (heads if self.centred else 1)
         weight, bias = 1 + 0.1 * place.randn(count, dtype=torch.float32), place.randn(count, dtype=torch.float32)
-        return Norm(weight, bias if self.centred else None, self.centred)
+        return DeviceNorm(weight, bias if self.centred else None, self.centred)
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
@@ -168,7 +168,7 @@ def heated(q: Tensor, positions: Tensor, rules: HeadRules) -> Tensor:
     return q * (1 + factor * torch.log1p(torch.floor((positions + 1) / floor)))[:, None, None]
 
 
-def normed_heads(x: Tensor, norm: Norm | None, eps: float) -> Tensor:
+def normed_heads(x: Tensor, norm: DeviceNorm | None, eps: float) -> Tensor:
     """A norm over each head of x [tokens, heads, dim]; weights [dim] or [heads * dim]."""
     if norm is None:
         return x
@@ -179,7 +179,7 @@ def normed_heads(x: Tensor, norm: Norm | None, eps: float) -> Tensor:
 
 
 def turned(
-    x: Tensor, norm: Norm | None, table: Tensor | None, positions: Tensor, eps: float = 1e-6,
+    x: Tensor, norm: DeviceNorm | None, table: Tensor | None, positions: Tensor, eps: float = 1e-6,
     rules: HeadRules = PLAIN,
 ) -> Tensor:  # fmt: skip
     """Heads [tokens, heads, dim] normalized, clipped and rotated, in float32."""

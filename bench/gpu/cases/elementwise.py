@@ -14,7 +14,7 @@ from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
 from octavo_inference.backends.cuda.kernels.head_norm import normalize_whole
-from octavo_inference.backends.cuda.kernels.norm import Norm, add_normalize, normalize
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
 
@@ -25,7 +25,7 @@ Prepare = Callable[[Place], Trial]
 _TABLES = 2
 
 
-def normed(x: Tensor, norm: Norm | None) -> Tensor:
+def normed(x: Tensor, norm: DeviceNorm | None) -> Tensor:
     """A norm in float64."""
     wide = x.double()
     if norm is None:
@@ -37,9 +37,9 @@ def normed(x: Tensor, norm: Norm | None) -> Tensor:
     return wide if norm.bias is None else wide + norm.bias.double()
 
 
-def norm_of(place: Place, width: int, *, centred: bool = False, bias: bool = False) -> Norm:
+def norm_of(place: Place, width: int, *, centred: bool = False, bias: bool = False) -> DeviceNorm:
     """A norm of random weights."""
-    return Norm(place.weight(width), place.randn(width, dtype=torch.float32) if bias else None, centred)
+    return DeviceNorm(place.weight(width), place.randn(width, dtype=torch.float32) if bias else None, centred)
 
 
 def norm(place: Place, tokens: int, hidden: int, *, centred: bool = False) -> Trial:

@@ -19,7 +19,7 @@ from octavo_inference.backends.cuda.device_weights import (
     DeviceWeights,
 )
 from octavo_inference.backends.cuda.inputs import Inputs
-from octavo_inference.backends.cuda.kernels.norm import Norm, add_normalize, normalize
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
@@ -33,8 +33,8 @@ from octavo_inference.backends.cuda.layers.state import state_layer
 class _Part:
     """A part of a layer, with the norm of its inputs and that of its output; `run(x, inputs)` computes it."""
 
-    norm: Norm | None
-    output_norm: Norm | None
+    norm: DeviceNorm | None
+    output_norm: DeviceNorm | None
     run: Callable[[Torch, Inputs], Torch]
 
 
@@ -155,7 +155,7 @@ class Decoder:
         self.context.group.all_reduce(x)
         return x
 
-    def _add(self, residual: Torch, x: Torch, x_norm: Norm | None, norm: Norm | None, out: Torch) -> None:
+    def _add(self, residual: Torch, x: Torch, x_norm: DeviceNorm | None, norm: DeviceNorm | None, out: Torch) -> None:
         config = self.context.config
         if config.post_residual_norms:
             add_normalize(residual, x, config.residual_scale, x_norm, config.norm_eps, out, keep=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import Embedding, Linear
@@ -21,8 +21,8 @@ class DeviceAttention:
 
     qkv: Linear
     o: Linear
-    q_norm: Norm | None
-    k_norm: Norm | None
+    q_norm: DeviceNorm | None
+    k_norm: DeviceNorm | None
     sinks: Torch | None
 
 
@@ -96,10 +96,10 @@ class DeviceLayer:
     mixer: DeviceAttention | DeviceLatent | None
     state: DeviceState | None
     feed_forward: DeviceMlp | DeviceExperts | None
-    input_norm: Norm | None
-    post_norm: Norm | None
-    attention_output_norm: Norm | None
-    mlp_output_norm: Norm | None
+    input_norm: DeviceNorm | None
+    post_norm: DeviceNorm | None
+    attention_output_norm: DeviceNorm | None
+    mlp_output_norm: DeviceNorm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class DeviceWeights:
 
     embedding: Embedding
     layers: tuple[DeviceLayer, ...]
-    final_norm: Norm | None
+    final_norm: DeviceNorm | None
     lm_head: Linear
     nbytes: int
     tiles: Tiles
-    embedding_norm: Norm | None = None
+    embedding_norm: DeviceNorm | None = None

@@ -21,7 +21,7 @@ from octavo_inference.backends.cuda.device_weights import (
     DeviceWeights,
 )
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
 from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear
@@ -137,9 +137,9 @@ def upload(
 
 def _norm(
     config: ModelConfig, sender: Sender, weight: Tensor | None, bias: Tensor | None, *, exists: bool
-) -> Norm | None:
+) -> DeviceNorm | None:
     """Send a norm of the model's kind, which may have neither weight nor bias."""
-    return Norm(sender.given_norm(weight), sender.given_norm(bias), config.layer_norm) if exists else None
+    return DeviceNorm(sender.given_norm(weight), sender.given_norm(bias), config.layer_norm) if exists else None
 
 
 def _layer(

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.norm import Norm, normalized, tile_of
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, normalized, tile_of
 
 
 @triton.jit
@@ -69,7 +69,9 @@ def _normalize_whole(qkv, q_weight, q_bias, k_weight, k_bias, row_stride, q_widt
         _normalize_row(row + q_width, k_weight, k_bias, k_width, eps, CENTRED, K_BLOCK)
 
 
-def normalize_whole(qkv: Torch, q_norm: Norm, k_norm: Norm, eps: float, *, q_width: int, k_width: int) -> None:
+def normalize_whole(
+    qkv: Torch, q_norm: DeviceNorm, k_norm: DeviceNorm, eps: float, *, q_width: int, k_width: int
+) -> None:
     """Normalize the queries of all heads together, and the keys, in place.
 
     qkv [T, at least q_width + k_width] of any float type, rows at any stride; the norms are of one kind, with weights

@@ -15,7 +15,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 
 
-class Norm(NamedTuple):
+class DeviceNorm(NamedTuple):
     """A norm's weight and bias, of any float type; None: it has none. `centred`: LayerNorm, else RMSNorm."""
 
     weight: Torch | None
@@ -70,7 +70,7 @@ def _add_normalize(
     tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def normalize(x: Torch, norm: Norm, eps: float, out: Torch) -> None:
+def normalize(x: Torch, norm: DeviceNorm, eps: float, out: Torch) -> None:
     """Normalize each row: out = x / sqrt(mean(x**2) + eps) * weight + bias, of x - mean(x) if the norm is centred.
 
     x [T, H], weight and bias [H], out [T, H], each of any float type; rows may have any stride, elements are
@@ -89,10 +89,10 @@ def add_normalize(
     residual: Torch,
     x: Torch,
     scale: float,
-    norm: Norm | None,
+    norm: DeviceNorm | None,
     eps: float,
     out: Torch,
-    x_norm: Norm | None = None,
+    x_norm: DeviceNorm | None = None,
     *,
     keep: bool = False,
 ) -> None:
@@ -105,7 +105,7 @@ def add_normalize(
     rows, width = x.shape
     if rows:
         block, warps = tile_of(width)
-        after, before = norm or Norm(None), x_norm or Norm(None)
+        after, before = norm or DeviceNorm(None), x_norm or DeviceNorm(None)
         _add_normalize[(rows,)](
             residual, x, scale, before.weight, before.bias, after.weight, after.bias, out, residual.stride(0),
             x.stride(0), out.stride(0), width, eps, NORM_X=x_norm is not None, NORM=norm is not None, KEEP=keep,

@@ -12,7 +12,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.encode import encode_e4m3, round_even
 from octavo_inference.backends.cuda.kernels.head_norm import head_normed, head_statistics
-from octavo_inference.backends.cuda.kernels.norm import Norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 
 _HEADS_AT_ONCE = 4
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -122,8 +122,8 @@ def rope_store(
     positions: Torch,
     slots: Torch,
     table: Torch | None,
-    q_norm: Norm | None,
-    k_norm: Norm | None,
+    q_norm: DeviceNorm | None,
+    k_norm: DeviceNorm | None,
     eps: float,
     q_out: Torch,
     kv: Torch,
@@ -145,7 +145,7 @@ def rope_store(
     _, _, kv_heads, block_size, _ = kv.shape
     fp8 = kv.dtype == torch.float8_e4m3fn
     grid = (tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS_AT_ONCE))
-    q, k = q_norm or Norm(None), k_norm or Norm(None)
+    q, k = q_norm or DeviceNorm(None), k_norm or DeviceNorm(None)
     floor, factor = rules.temperature or (None, None)
     _rope_store[grid](
         qkv, positions, slots, table, q.weight, q.bias, k.weight, k.bias, q_out, kv.view(torch.uint8) if fp8 else kv,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Tensor, Weights
+from octavo_inference.models.layers import LayerParts
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, required
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
 
@@ -37,8 +38,19 @@ def dense_model(**flags: Any) -> tuple[ModelConfig, Weights]:
             found |= {f"{name}_bias": vector(size) for name in names}
         return found
 
-    def layer(given: LayerWeights) -> LayerWeights:
-        before, queries, keys = config.input_norms, config.heads * config.head_dim, config.kv_heads * config.head_dim
+    def with_sizes(given: LayerWeights, part: LayerParts) -> LayerWeights:
+        """The first key-value heads and inner elements of a layer, as many as it has."""
+        keys, inner = (part.kv_heads or 0) * config.head_dim, part.intermediate or 0
+        cut = {name: cast("Tensor", getattr(given, name)).rows(0, keys) for name in "kv"}
+        cut |= {name: cast("Tensor", getattr(given, name)).rows(0, inner) for name in ("gate", "up")}
+        return replace(given, **cut, down=cast("Tensor", given.down).columns(0, inner))
+
+    def rows(given: Matrix | None) -> int:
+        return required(given).shape[0]
+
+    def layer(number: int, given: LayerWeights) -> LayerWeights:
+        given = with_sizes(given, config.part(number))
+        before, queries, keys = config.input_norms, rows(given.q), rows(given.k)
         by_head = config.layer_norm or config.qk_norm == "whole"
         gate = given.gate if config.gated else None
         return replace(
@@ -59,7 +71,7 @@ def dense_model(**flags: Any) -> tuple[ModelConfig, Weights]:
 
     return config, replace(
         weights,
-        layers=tuple(map(layer, weights.layers)),
+        layers=tuple(layer(number, given) for number, given in enumerate(weights.layers)),
         **normed(["final_norm"], config.hidden, exists=not config.post_residual_norms),
         **normed(["embedding_norm"], config.hidden, exists=config.embedding_norm),
         positions=matrix(config.learned_positions, config.hidden) if config.learned_positions else None,
@@ -69,6 +81,7 @@ def dense_model(**flags: Any) -> tuple[ModelConfig, Weights]:
 
 BIASES = {"qkv_bias": True, "output_bias": True, "mlp_bias": True}
 NO_ROTATION = {"rotated": (False, False)}
+PRUNED = (LayerParts(kv_heads=1, intermediate=16), LayerParts())
 DENSE_MODELS: dict[str, dict[str, Any]] = {
     "LayerNorm": {"layer_norm": True},
     "norms after the sum": {"input_norms": False, "post_residual_norms": True, "layer_norm": True, **BIASES},
@@ -80,5 +93,6 @@ DENSE_MODELS: dict[str, dict[str, Any]] = {
     "xielu": {"gated": False, "activation": "xielu"},
     "learned positions": {"learned_positions": 32, "head_bias": True, "embedding_scale": 1.5, **NO_ROTATION},
     "ALiBi": {"alibi": 0.7, "embedding_norm": True, "layer_norm": True, "attention_softcap": 3.0, **NO_ROTATION},
+    "layers of unlike sizes": {"parts": PRUNED, "qk_norm": "whole", **BIASES},
     "chunks": {"chunks": (8, 8), "rotated": (True, False), "query_temperature": (4.0, 0.5)},
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,15 @@ SPANS = ((0, 4), (4, 5), (5, 20), (20, 21), (21, 40))
 """What each sequence computes in a step, as far as it is long enough."""
 
 
-def compare(family: Family, folder: Path) -> CudaBackend:
-    """Compare with transformers after each step."""
+def compare_family(family: Family, folder: Path) -> CudaBackend:
+    """Compare a random model of a family."""
     model = build(family)
     save(model, folder)
+    return compare(model, folder)
+
+
+def compare(model: Any, folder: Path) -> CudaBackend:
+    """Compare the model of a folder with that of transformers after each step."""
     loaded = load_model(str(folder))
     assert isinstance(loaded, LoadedModel)
     backend = CudaBackend.create(

@@ -73,6 +73,13 @@ GPT2 = dataclasses.replace(
     vocab=50_257, max_positions=1024, tied_embeddings=True, layer_norm=True, gated=False, learned_positions=1024,
     rotated=(False,) * 12,
 )  # fmt: skip
+PRUNED = dataclasses.replace(
+    LLAMA_8B, architecture="deci", layers=4,
+    parts=(
+        LayerParts(kv_heads=4, intermediate=4096), LayerParts(attention=False), LayerParts(feed_forward="none"),
+        LayerParts(),
+    ),
+)  # fmt: skip
 PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
 
 
@@ -90,7 +97,7 @@ def weights_of(config: ModelConfig, stored: Format) -> Weights:
 
     def layer(number: int) -> LayerWeights:
         mixed = config.part(number).feed_forward == "experts"
-        return layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None)
+        return layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
 
     layers = tuple(map(layer, range(config.layers)))
     embedding = matrix(config.vocab, config.hidden)
@@ -197,6 +204,7 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (COMMAND_R, "q4_k", 1, {}),
         (COMMAND_R, "bf16", 4, {"profile": "throughput"}),
         (GPT2, "bf16", 1, {}),
+        (PRUNED, "bf16", 1, {"maxModelLen": 8192}),
         (GPT2, "q4_k", 1, {"quantization": "fp8"}),
     ],
 )

@@ -23,7 +23,7 @@ from typing import TypeVar
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.layers import Experts
+from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.weights import (
     ExpertWeights,
     LatentWeights,
@@ -87,6 +87,8 @@ def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
         return None
     if config.state is not None:
         return "the model has state layers, which are not divided between GPUs"
+    if any(part != LayerParts(feed_forward=part.feed_forward) or part.feed_forward == "none" for part in config.parts):
+        return "the model has layers of unlike sizes or without attention or MLP, which are not divided between GPUs"
     if config.qk_norm == "whole":
         return "the model normalizes queries over all heads together, which are not divided between GPUs"
     for count, what in _counts(config):

@@ -157,6 +157,13 @@ def test_what_cannot_be_cut_is_refused_with_what_can(given_model: dict, size: in
     assert refused.value.field == "tensor_parallel_size"
 
 
+@pytest.mark.parametrize("part", [LayerParts(attention=False), LayerParts(intermediate=4)])
+def test_layers_of_their_own_are_refused(part: LayerParts) -> None:
+    config, weights = model()
+    with pytest.raises(SettingsError, match=r"layers of unlike sizes or without attention or MLP.*; use 1$"):
+        require_shards(replace(config, parts=(part,)), weights, 2)
+
+
 def test_norms_over_all_heads_are_refused() -> None:
     config, weights = model()
     with pytest.raises(SettingsError, match=r"normalizes queries over all heads together.*; use 1$"):

@@ -71,6 +71,7 @@ FEATURES = frozenset(
         "gated delta layers",
         "short convolutions",
         "layers without attention or MLP",
+        "layers of unlike sizes",
         "attention beside a state layer",
         "gated attention",
         "LayerNorm",
@@ -530,8 +531,15 @@ def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse models and settings that the kernels or the GPU do not support. Raises `ModelError` or `SettingsError`."""
     require_features(config, FEATURES, "the CUDA backend")
-    if config.heads % config.kv_heads:
-        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    parts = [config.part(layer) for layer in range(config.layers)]
+    for heads, kv_heads in {(part.heads or 0, part.kv_heads or 1) for part in parts if part.attention}:
+        if heads % kv_heads:
+            raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        if heads > config.heads or kv_heads > config.kv_heads:
+            raise ModelError(
+                f"a layer has {heads} attention heads and {kv_heads} key-value heads; the model has {config.heads} and "
+                f"{config.kv_heads} at most"
+            )
     if config.qk_norm == "whole" and config.qk_norm_rotated:
         raise UnsupportedModelError(
             f"{config.architecture}: the CUDA backend does not compute norms over all heads after the rotation"

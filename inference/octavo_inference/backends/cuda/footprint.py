@@ -70,7 +70,7 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     return GpuShare(
         ranks=ranks,
         weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
-        kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
+        kv_elements_per_token=_pool_elements(config),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
         token_elements=(
@@ -93,6 +93,14 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
     )
+
+
+def _pool_elements(config: ModelConfig) -> int:
+    """Elements of a token in the pool, where each layer has room for as many heads as the layer with the most."""
+    layout = pool_layout(config)
+    if config.latent is not None:
+        return layout.token_bytes(config, 1)
+    return 2 * config.kv_heads * config.head_dim * layout.depth * len(layout.groups)
 
 
 def _state_elements(config: ModelConfig) -> int:

@@ -30,9 +30,9 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
 def _attend(
     q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc_out, top_out,
     total_out, scale, softcap, num_seqs, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr,
-    FIELDS: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, POOL_HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, DOT: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -114,8 +114,8 @@ def _attend(
         stored = keys < high  # later slots are arbitrary, possibly NaN, and must not be read
         if LIMITED:
             stored &= keys >= low  # blocks before the window may belong to another sequence by now
-        key_row = (block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
-        value_row = key_row + KV_HEADS * BLOCK_SIZE
+        key_row = (block * 2 * POOL_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+        value_row = key_row + POOL_HEADS * BLOCK_SIZE
         block = block_ids(table, keys + BLOCK_N, high, BLOCK_SIZE)
         mask = stored[:, None] & inside[None, :]
         key = tl.load(kv + key_row[:, None] * DIM + dims[None, :], mask=mask, other=0.0).to(DOT)
@@ -176,11 +176,13 @@ def attend(
     parts: Torch | None = None,
     partial: Partial | None = None,
     tile: AttentionTile | None = None,
+    kv_heads: int | None = None,
 ) -> None:
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns] with
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. `kv_heads`: those of a layer that
+    has fewer than the pool. block_table [rows, columns] with
     rows at any stride, row [B] of it, query_start [B + 1], seq_len [B] int32. All others are contiguous. Rows of `out`
     for tokens from query_start[B] on stay unchanged. Sequences without query tokens are skipped for any seq_len.
 
@@ -200,7 +202,8 @@ def attend(
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.
     """
     tokens, heads, dim = q.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    _, _, pool_heads, block_size, _ = kv.shape
+    kv_heads = kv_heads or pool_heads
     group = heads // kv_heads
     sequences = len(seq_len)
     tile = tile or attention_tile(dim, group, q.dtype, decode=parts is not None, quantized=scales is not None)
@@ -211,7 +214,8 @@ def attend(
     _attend[grid](
         q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc, top, total,
         scale, softcap, sequences, block_table.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0, CHUNK=chunk or 0,
+        HEADS=heads, KV_HEADS=kv_heads, POOL_HEADS=pool_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
+        CHUNK=chunk or 0,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
         FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip

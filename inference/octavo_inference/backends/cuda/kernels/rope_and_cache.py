@@ -43,9 +43,9 @@ def _clipped(x, limit):
 def _rope_store(
     qkv, positions, slots, table, q_norm, q_bias, k_norm, k_bias, q_out, kv, scales, eps, clip, floor, factor,
     row_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    NORM: tl.constexpr, BY_HEAD: tl.constexpr, CENTRED: tl.constexpr, LARGEST: tl.constexpr, FP8: tl.constexpr,
-    BLOCK_H: tl.constexpr, D: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, POOL_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BY_HEAD: tl.constexpr, CENTRED: tl.constexpr, LARGEST: tl.constexpr,
+    FP8: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
     wait_for_previous()
@@ -101,7 +101,8 @@ def _rope_store(
 
     at_q = (token * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(q_out + at_q, x.to(q_out.dtype.element_ty), mask=mask & is_q[:, None])
-    kv_row = (slot // BLOCK_SIZE * (2 * KV_HEADS) + head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
+    stored = head - HEADS + tl.where(turns, 0, POOL_HEADS - KV_HEADS)  # K, then V, of as many heads as the pool has
+    kv_row = (slot // BLOCK_SIZE * (2 * POOL_HEADS) + stored) * BLOCK_SIZE + slot % BLOCK_SIZE
     is_kv = real & (head >= HEADS)
     at_kv = kv + kv_row[:, None] * DIM + dims[None, :]
     kv_mask = mask & is_kv[:, None]
@@ -129,6 +130,7 @@ def rope_store(
     kv: Torch,
     scales: Torch | None,
     rules: HeadRules = PLAIN,
+    kv_heads: int | None = None,
 ) -> None:
     """Normalize and rotate the heads of q and k, write q, store k and v in the pool (quantized where it has scales).
 
@@ -137,12 +139,14 @@ def rope_store(
     sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm, both or neither and
     of one kind: norms over each head, [head_dim], or with weights for each head, [heads * head_dim]. q_out [T, heads,
     head_dim]; kv [num_blocks, 2, kv_heads, block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a
-    layer of `KvPool`. Float types are float32, bfloat16 or float16 throughout; sums are float32.
+    layer of `KvPool`. `kv_heads`: those of a layer that has fewer than the pool. Float types are float32, bfloat16 or
+    float16 throughout; sums are float32.
 
     Sources: RoFormer (Su et al. 2021); scales per token and head as in KIVI's values (Liu et al. 2024).
     """
     tokens, heads, dim = q_out.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    _, _, pool_heads, block_size, _ = kv.shape
+    kv_heads = kv_heads or pool_heads
     fp8 = kv.dtype == torch.float8_e4m3fn
     grid = (tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS_AT_ONCE))
     q, k = q_norm or DeviceNorm(None), k_norm or DeviceNorm(None)
@@ -150,7 +154,8 @@ def rope_store(
     _rope_store[grid](
         qkv, positions, slots, table, q.weight, q.bias, k.weight, k.bias, q_out, kv.view(torch.uint8) if fp8 else kv,
         scales, eps, rules.clip, floor, factor, qkv.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=0 if table is None else table.shape[1], BLOCK_SIZE=block_size,
+        HEADS=heads, KV_HEADS=kv_heads, POOL_HEADS=pool_heads, DIM=dim,
+        ROTARY=0 if table is None else table.shape[1], BLOCK_SIZE=block_size,
         NORM="none" if q_norm is None else "last" if rules.normed_last else "first",
         BY_HEAD=q.weight is not None and q.weight.numel() != dim, CENTRED=q.centred,
         LARGEST=_LARGEST.get(kv.dtype, 0.0), FP8=fp8, BLOCK_H=_HEADS_AT_ONCE, D=triton.next_power_of_2(dim),

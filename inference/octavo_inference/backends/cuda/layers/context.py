@@ -36,3 +36,13 @@ class LayerContext:
     states: DeviceStates
     group: RankGroup = ALONE
     slopes: Torch | None = None
+
+    def heads(self, number: int) -> tuple[int, int]:
+        """Heads of queries, and of keys and values, of this rank in a layer."""
+        part = self.config.part(number)
+        return part.heads or self.config.heads, part.kv_heads or self.config.kv_heads
+
+
+def rows_of(buffer: Torch, tokens: int, width: int) -> Torch:
+    """Contiguous rows at the start of a buffer, which may be for a wider layer."""
+    return buffer.view(-1)[: tokens * width].view(tokens, width)

@@ -42,6 +42,7 @@ def mixture(
         groups=experts.groups,
         chosen_groups=experts.chosen_groups,
         best_two=experts.group_score == "best_two",
+        near=experts.near,
     )
     outputs = _products(context, experts, weights, x, ids, shares if experts.input_scaled else None)
     if weights.shared is not None:

@@ -13,7 +13,7 @@ from octavo_inference.backends.cuda.buffers import StepLimits, buffer_shapes
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.launch_list import record
 from octavo_inference.backends.cuda.weight_loading import device_bytes, upload
-from octavo_inference.common.errors import UnsupportedModelError
+from octavo_inference.common.errors import SettingsError, UnsupportedModelError
 
 from .dense_models import DENSE_MODELS, dense_model
 from .test_engine import BLOCK, LONGEST, NO_CACHE, cuda, reference, run
@@ -75,6 +75,12 @@ def test_plain_models_have_no_buffer_for_second_outputs() -> None:
         for parallel in (False, True)
     ]
     assert sizes == [0, 8 * 32 * 2]
+
+
+def test_positions_without_an_embedding_are_refused() -> None:
+    model = dense_model(learned_positions=LONGEST - 1)
+    with pytest.raises(SettingsError, match=f"max_model_len is {LONGEST}; the model has embeddings of {LONGEST - 1}"):
+        cuda(model)
 
 
 def test_norms_over_all_heads_after_the_rotation_are_refused() -> None:

@@ -216,6 +216,11 @@ class CudaBackend:
         their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
+        if config.learned_positions and max_model_len > config.learned_positions:
+            raise SettingsError(
+                f"max_model_len is {max_model_len}; the model has embeddings of {config.learned_positions} positions",
+                "max_model_len",
+            )
         if device.torch.type == "cuda":
             # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -20,7 +20,8 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
     config, buffers, tokens, rope = context.config, context.buffers, len(x), context.ropes[number]
     heads, kv_heads = context.heads(number)
     q, attended = (
-        rows_of(each, tokens, heads * config.head_dim).view(tokens, heads, -1) for each in (buffers.q, buffers.attended)
+        rows_of(each, tokens, heads * config.head_dim).view(tokens, heads, config.head_dim)
+        for each in (buffers.q, buffers.attended)
     )
     group, at = context.layout.place(number)
     kv, scales = context.pool.layer(at)

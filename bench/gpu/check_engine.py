@@ -40,6 +40,7 @@ from octavo_inference.core.model_input import (
 from octavo_inference.core.request import SamplingParams
 from octavo_inference.core.sampling import sample
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import PoolLayout, pool_layout
 from octavo_inference.models.weights import Weights
 from octavo_inference.tools.bench.loads import answer
 
@@ -98,12 +99,12 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     row |= {"logit_error": 0.0, "sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     divergences: list[NDArray[np.float64]] = []
     for prompt, tokens in zip(prompts, answers, strict=True):
-        step = forced(prompt, tokens)
+        step = forced(prompt, tokens, reference.layout)
         expected, found = reference.logits(gather(step)), backend.logits(step)
         count_tokens(row, expected, tokens)
         row["logit_error"] = max(row["logit_error"], float(np.abs(found - expected).max()))
         divergences.append(divergence(expected, found))
-        wrong, error = sampled_wrong(backend, forced(prompt, tokens, mixed=config.vocab))
+        wrong, error = sampled_wrong(backend, forced(prompt, tokens, reference.layout, mixed=config.vocab))
         row["sampled_wrong"] += wrong
         row["logprob_error"] = max(row["logprob_error"], error)
     every = np.concatenate(divergences)
@@ -126,7 +127,7 @@ def compare_tokens(config: ModelConfig, load: Load, dtype: torch.dtype, device: 
     _, row, answers = answered(config, weights, load, prompts, dtype, device)
     reference = reference_of(config, weights, load)
     for prompt, tokens in zip(prompts, answers, strict=True):
-        count_tokens(row, reference.logits(gather(forced(prompt, tokens))), tokens)
+        count_tokens(row, reference.logits(gather(forced(prompt, tokens, reference.layout))), tokens)
     good = row["gap"] <= row["gap_bound"]
     if device.torch.type == "cuda":
         wanted = {2**i for i in range(3, len(prompts).bit_length()) if 2**i <= len(prompts)}
@@ -142,7 +143,7 @@ def answered(
     """A backend, what its engine did with the load, and the greedy answers."""
     longest = max(len(prompt) + out for prompt, out in zip(prompts, load.outputs, strict=True))
     backend = create(
-        config, weights, dtype, device, blocks=load.needed + 4 if load.blocks is None else load.blocks,
+        config, weights, dtype, device, blocks=load.blocks or (load.needed + 4) * len(pool_layout(config).groups),
         tokens=max(load.budget, longest), rows=max(len(prompts), load.out), length=longest,
     )  # fmt: skip
     limits = EngineLimits(
@@ -177,7 +178,7 @@ def create(
 def reference_of(config: ModelConfig, weights: Weights, load: Load) -> ReferenceBackend:
     """The reference, with room for one sequence."""
     longest = max(prompt + out for prompt, out in zip(load.prompts, load.outputs, strict=True))
-    blocks = -(-longest // BLOCK_SIZE) + 1
+    blocks = (-(-longest // BLOCK_SIZE) + 1) * len(pool_layout(config).groups)
     return ReferenceBackend(config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=longest)
 
 
@@ -205,16 +206,17 @@ def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
     return [shared[:length] + tokens[len(shared) :] for length, tokens in zip(load.prompts, own, strict=True)]
 
 
-def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) -> RowStep:
+def forced(prompt: list[int], tokens: list[int], layout: PoolLayout, *, mixed: int | None = None) -> RowStep:
     """A step that computes a prompt with its completion at once, and samples at each token that precedes one of it.
 
-    Each sample has a row of its own, the first being the sequence's. All are greedy, or `mixed`, the size of the
-    vocabulary.
+    Its tables of blocks, one for each group of layers, follow each other in the pool. Each sample has a row of its own,
+    the first being the sequence's. All are greedy, or `mixed`, the size of the vocabulary.
     """
     read, count = [*prompt, *tokens[:-1]], len(tokens)
     length = len(read)
-    table = RowTable.zeros(count, length + 1, BLOCK_SIZE, mixed or 0)
-    table.tokens[0, :length], table.blocks[0, 0] = read, np.arange(table.blocks.shape[2])
+    table = RowTable.zeros(count, length + 1, BLOCK_SIZE, mixed or 0, groups=len(layout.groups))
+    table.tokens[0, :length] = read
+    table.blocks[0] = np.arange(table.blocks[0].size).reshape(table.blocks[0].shape)
     table.sampling[:] = sampling_columns()
     rows, query = np.arange(count, dtype=np.int32), np.arange(len(prompt) - 1, length, dtype=np.int32)
     samples = RowSamples(query, rows, query + 1, np.full(count, -1, np.int32), [None] * count)
@@ -226,7 +228,7 @@ def forced(prompt: list[int], tokens: list[int], *, mixed: int | None = None) ->
         changes += [RowChange("tokens", row, 0, table.tokens[row]), RowChange("sampling", row, 0, table.sampling[row])]
         if samples.penalties[row] is not None:
             changes += [RowChange("rules", row, 0, table.rules[row]), RowChange("mask", row, 0, table.mask[row])]
-    changes.append(RowChange("blocks", 0, 0, table.blocks[0, 0]))
+    changes.append(RowChange("blocks", 0, 0, table.blocks[0].reshape(-1)))
     start, end = np.array([0, length], np.int32), np.array([length], np.int32)
     return RowStep(changes, rows[:1], start, end, samples, table)
 

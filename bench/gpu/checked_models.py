@@ -1,4 +1,4 @@
-"""Five shapes of decoder with random weights, cut to few layers so that the reference keeps up on a CPU."""
+"""Shapes of decoders with random weights, cut to few layers so that the reference keeps up on a CPU."""
 
 from __future__ import annotations
 
@@ -31,12 +31,22 @@ MIXTURE = replace(
     QWEN3, architecture="qwen3_moe", experts=Experts(count=32, chosen=4, intermediate=512),
     parts=(LayerParts(), LayerParts(feed_forward="experts")),
 )  # fmt: skip
+BLOOM = replace(
+    SMOLLM2, architecture="bloom", layers=2, layer_norm=True, gated=False, activation="gelu", alibi=1.0,
+    embedding_norm=True, learned_positions=2048, rotated=(False, False), parallel=True, head_bias=True,
+)  # fmt: skip
+OLMO = replace(
+    QWEN3, architecture="olmo2", input_norms=False, output_norms=True, qk_norm="whole", qkv_clip=8.0,
+    chunks=(64, None), rotated=(True, False), query_temperature=(64.0, 0.1),
+)  # fmt: skip
 MODELS = {
     "SmolLM2-135M": SMOLLM2,
     "Qwen3-0.6B": QWEN3,
     "Qwen2.5-0.5B": QWEN2,
     "Gemma-like": GEMMA,
     "Qwen3-MoE-like": MIXTURE,
+    "Bloom-like": BLOOM,
+    "OLMo-like": OLMO,
 }
 
 
@@ -46,10 +56,14 @@ def tiny(config: ModelConfig) -> ModelConfig:
     heads = {9: (3, 1), 16: (4, 2), 14: (7, 1), 4: (2, 1)}[config.heads]
     return replace(
         config, layers=2, hidden=48, heads=heads[0], kv_heads=heads[1], head_dim=16, intermediate=80, vocab=211,
-        max_positions=128, windows=windows, query_scale=config.query_scale and 16**-0.5,
+        max_positions=128, windows=windows, chunks=(8, None) if config.chunks else (),
+        query_scale=config.query_scale and 16**-0.5,
         embedding_scale=48**0.5 if config.embedding_scale != 1.0 else 1.0,
         experts=config.experts and replace(config.experts, count=6, chosen=2, intermediate=32),
     )  # fmt: skip
+
+
+_NORMS = ("input_norm", "post_norm", "attention_output_norm", "mlp_output_norm")
 
 
 def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
@@ -66,13 +80,26 @@ def random_weights(config: ModelConfig, seed: int = 0) -> Weights:
     def layer(number: int) -> LayerWeights:
         mixed = config.part(number).feed_forward == "experts"
         made = layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
-        if not config.qkv_bias:
-            return made
-        biases: dict[str, Any] = {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
-        return replace(made, **biases)
+        changes: dict[str, Any] = {}
+        if config.qkv_bias:
+            changes |= {f"{name}_bias": bias(getattr(made, name).shape[0]) for name in "qkv"}
+        if config.layer_norm:
+            changes |= {f"{name}_bias": bias(config.hidden) for name in _NORMS if getattr(made, name) is not None}
+        if config.activation == "xielu":
+            changes["xielu"] = Tensor("f32", (2,), np.array([0.8, 0.4], np.float32))
+        return replace(made, **changes)
 
     def bias(size: int) -> Tensor:
         return Tensor("f32", (size,), 0.1 * rng.standard_normal(size, dtype=np.float32))
 
     embedding = matrix(config.vocab, config.hidden)
-    return Weights(embedding, tuple(map(layer, range(config.layers))), norm(config.hidden), embedding)
+    return Weights(
+        embedding,
+        tuple(map(layer, range(config.layers))),
+        norm(config.hidden),
+        embedding,
+        final_norm_bias=bias(config.hidden) if config.layer_norm else None,
+        head_bias=bias(config.vocab) if config.head_bias else None,
+        positions=matrix(config.learned_positions, config.hidden) if config.learned_positions else None,
+        embedding_norm=norm(config.hidden) if config.embedding_norm else None,
+    )

@@ -12,7 +12,7 @@ import torch
 
 from octavo_inference.backends.cuda.aot.null_driver import NullDriver
 from octavo_inference.backends.cuda.kernels.activation import gated
-from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 from octavo_inference.backends.cuda.launch_list import record
 
 
@@ -34,8 +34,8 @@ def comparable(argument: Any) -> Any:
 
 def work(residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Positional and named arguments, constants of all kinds, one and two dimensions of programs."""
-    rms_norm(x, weight, 1e-5, out)
-    add_rms_norm(residual, x, 0.5, weight, 1e-5, out)
+    normalize(x, DeviceNorm(weight), 1e-5, out)
+    add_normalize(residual, x, 0.5, DeviceNorm(weight), 1e-5, out)
     gated(x, out[:, :32], "gelu_tanh")
 
 

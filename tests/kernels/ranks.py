@@ -26,6 +26,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
+from tests.kernels.dense_models import DENSE_MODELS, dense_model
 from tests.kernels.interpreter import hasten
 from tests.kernels.mixtures import mixture_model
 from tests.kernels.stored import stored, vector
@@ -86,6 +87,11 @@ def latent() -> Model:
     return config, latent_weights(config, np.random.default_rng(4))
 
 
+def parallel() -> Model:
+    """Parallel layers with norms of each head and a bias of the head, and slopes, which each rank has of its heads."""
+    return dense_model(**DENSE_MODELS["parallel, one norm"], **DENSE_MODELS["learned positions"], alibi=0.7)
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "plain": tiny_model,
     "everything": with_everything,
@@ -94,6 +100,7 @@ MODELS: dict[str, Callable[[], Model]] = {
     "experts": lambda: mixture_model("not normalized, a gated shared MLP"),
     "clamped experts": lambda: mixture_model("clamped, with biases"),
     "latent": latent,
+    "parallel": parallel,
 }
 
 

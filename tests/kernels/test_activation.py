@@ -40,6 +40,22 @@ def test_gated(
     assert worst <= TOLERANCE[dtype]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # of positive values, which take the other branch
+def test_xielu(record: Callable[..., None]) -> None:
+    """Close to zero, at the border of its series and far away; without a gate and with one."""
+    x = torch.cat([torch.randn(400), torch.tensor([0.0, -1e-4, 1e-4, -0.499, -0.501, -90.0, 200.0]).repeat(3)])
+    factors = torch.tensor([0.8, 0.4])
+    wide = x.double()
+    wanted = torch.where(wide > 0, 0.8 * wide**2, 0.4 * (torch.expm1(wide) - wide)) + 0.5 * wide
+    out, twice = torch.empty(1, len(x)), torch.empty(1, len(x))
+    gated(x[None], out, "xielu", factors)
+    gated(torch.cat([x, 3 * torch.ones_like(x)])[None], twice, "xielu", factors)
+    worst = float(((out[0] - wanted).abs() / wanted.abs().clamp(min=1e-3)).max())
+    record("gated xielu", tuple(out.shape), torch.float32, worst)
+    assert worst <= TOLERANCE[torch.float32]
+    assert torch.equal(twice, 3 * out)
+
+
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # on the way to 1 / (1 + infinity)
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_far_values_saturate(activation: Literal["silu", "gelu_tanh"]) -> None:

@@ -145,6 +145,43 @@ def test_masks_are_skipped_for_whole_tiles_only(record: Record, window: int | No
 
 
 @pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(("chunk", "window"), [(16, None), (24, None), (7, None), (24, 9), (64, None)])
+def test_chunks(record: Record, chunk: int, window: int | None, parts: bool) -> None:
+    """Tokens on both sides of a chunk's border in one tile of queries, and in one tile of keys."""
+    sequences = decodes(16) if parts else [(150, 70), (48, 48), (49, 1), (131, 3)]
+    batch = make(sequences, 4, 2, 64)
+    for tile in (SMALL, WIDE):
+        how = {"parts": parts_of(sequences, 40) if parts else None, "tile": tile}
+        shape = f"chunk {chunk}, window {window}{', parts' * parts}"
+        compare(record, batch, shape, chunk=chunk, window=window, **how)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_blocks_behind_the_chunk_are_not_read(parts: bool) -> None:
+    sequences = decodes(16) if parts else [(150, 3), (97, 1), (90, 1)]
+    batch = make(sequences, 4, 2, 64)
+    wanted = expected(batch, chunk=32)
+    spoilt = next(i for i, block in enumerate(batch.pool.data[0]) if block.isnan().all())
+    for i, (length, queries) in enumerate(sequences):
+        batch.block_table[i, : max(0, length - queries) // 32 * 2] = spoilt
+    found = run(batch, chunk=32, parts=parts_of(sequences, 40) if parts else None, tile=WIDE)
+    assert float((found.double() - wanted).abs().max()) < EXACT
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_slopes(record: Record, parts: bool) -> None:
+    """Alone, and with all that a score may have besides; a head without a slope."""
+    sequences = decodes(16) if parts else lengths(16)
+    batch = make(sequences, 4, 2, 64)
+    slopes = torch.tensor([0.5, 0.0, 0.03, 1.5])
+    how = {"parts": parts_of(sequences, 4) if parts else None, "tile": SMALL, "slopes": slopes}
+    compare(record, batch, f"slopes{', parts' * parts}", **how)
+    sinks = torch.tensor([0.0, 3.0, 8.0, -30.0])
+    shape = f"slopes, window, softcap, sinks{', parts' * parts}"
+    compare(record, batch, shape, softcap=2.0, sinks=sinks, window=20, **how)
+
+
+@pytest.mark.parametrize("parts", [False, True])
 def test_softcap_and_sinks(record: Record, parts: bool) -> None:
     batch = make(decodes(16), 4, 2, 64)
     sinks = torch.tensor([0.0, 3.0, 8.0, -30.0])

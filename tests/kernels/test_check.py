@@ -42,7 +42,7 @@ def test_all_is_well_in_the_interpreter(check: Run, tmp_path: Path) -> None:
                         for is_engine in (False, True))  # fmt: skip
     assert {row["verdict"] for row in kernels} == {"ok"}
     assert kernels[-1]["key"] == "soak"
-    assert [row["verdict"] for row in engines] == ["ok"] * 6
+    assert [row["verdict"] for row in engines] == ["ok"] * 9
     assert all(row["equal"] == row["tokens"] > 0 for row in engines)
     assert engines[-1]["swaps"] > 0
     assert report["interpreted"]

@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.inputs import LaunchSize
-from octavo_inference.backends.cuda.kernels.norm import rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, normalize
 from octavo_inference.backends.cuda.launch_list import LaunchList, LaunchLists, record
 from octavo_inference.backends.cuda.launch_sizes import decode_sizes, padded, prompt_sizes
 
@@ -99,8 +99,8 @@ def test_kernels_of_other_threads_run_while_one_records() -> None:
     x, weight, mine, theirs = (torch.ones(2, 16), torch.ones(16), torch.zeros(2, 16), torch.zeros(2, 16))
 
     def work() -> None:
-        rms_norm(x, weight, 0.0, mine)
-        in_another_thread(lambda: rms_norm(x, weight, 0.0, theirs))
+        normalize(x, DeviceNorm(weight), 0.0, mine)
+        in_another_thread(lambda: normalize(x, DeviceNorm(weight), 0.0, theirs))
 
     recorded = record(work)
     assert theirs.eq(1).all()

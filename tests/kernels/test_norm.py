@@ -1,4 +1,4 @@
-"""RMSNorm kernels against float64 arithmetic in torch."""
+"""RMSNorm and LayerNorm kernels against float64 arithmetic in torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor as Torch
 
 from bench.gpu.cases.case import Place
 from bench.gpu.cases.elementwise import EPS, add_norm, norm, normed
-from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 
 # Of a value: the roundings of float32 sums, or the one of the store (the interpreter cuts bfloat16 off, a GPU rounds).
 TOLERANCE = {torch.float32: 5e-6, torch.bfloat16: 2**-7, torch.float16: 2**-11}
@@ -39,8 +39,8 @@ def test_rms_norm_of_rows_that_lie_apart(record: Callable[..., None]) -> None:
     torch.manual_seed(0)
     rows = torch.randn(6, 200).bfloat16()
     before, x = rows.clone(), rows[:, 40:136]
-    rms_norm(x, torch.ones(96).bfloat16(), EPS, x)
-    worst = error(x, normed(before[:, 40:136], torch.ones(96)))
+    normalize(x, DeviceNorm(torch.ones(96).bfloat16()), EPS, x)
+    worst = error(x, normed(before[:, 40:136], DeviceNorm(torch.ones(96))))
     record("rms_norm", "(6, 96) of 200", torch.bfloat16, worst)
     assert worst <= TOLERANCE[torch.bfloat16]
     assert torch.equal(rows[:, :40], before[:, :40])
@@ -64,6 +64,40 @@ def test_add_rms_norm(
     assert error(residual, total) <= TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layer_norm(shape: tuple[int, int], record: Callable[..., None]) -> None:
+    torch.manual_seed(sum(shape))
+    place = Place(torch.device("cpu"), torch.float32, tiny=True)
+    alone, added = norm(place, *shape, centred=True), add_norm(place, *shape, centred=True, output_norm=True)
+    for name, trial in (("layer_norm", alone), ("add_layer_norm", added)):
+        trial.launch()
+        # Sums of values around one, of which the mean is subtracted: an absolute error.
+        worst = max(float((found.double() - wanted).abs().max()) for found, wanted in trial.pairs())
+        record(name, shape, torch.float32, worst)
+        assert worst <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"norm": False}, {"norm": False, "output_norm": True}, {"keep": True}, {"keep": True, "centred": True}],
+    ids=["no norm", "output norm alone", "after the sum", "LayerNorm after the sum"],
+)
+def test_where_the_norms_of_a_sum_are(flags: dict[str, bool]) -> None:
+    torch.manual_seed(0)
+    trial = add_norm(Place(torch.device("cpu"), torch.float32, tiny=True), 5, 300, **flags)
+    trial.launch()
+    for found, wanted in trial.pairs():
+        assert float((found.double() - wanted).abs().max()) <= 1e-5
+
+
+def test_a_norm_without_weights() -> None:
+    torch.manual_seed(0)
+    x, out = 3 + torch.randn(4, 100), torch.empty(4, 100)
+    normalize(x, DeviceNorm(None, centred=True), EPS, out)
+    assert (out - torch.nn.functional.layer_norm(x, (100,), eps=EPS)).abs().max() < 1e-5
+
+
 def test_no_rows() -> None:
-    rms_norm(torch.empty(0, 8), torch.ones(8), EPS, torch.empty(0, 8))
-    add_rms_norm(torch.empty(0, 8), torch.empty(0, 8), 1.0, torch.ones(8), EPS, torch.empty(0, 8))
+    weight = DeviceNorm(torch.ones(8))
+    normalize(torch.empty(0, 8), weight, EPS, torch.empty(0, 8))
+    add_normalize(torch.empty(0, 8), torch.empty(0, 8), 1.0, weight, EPS, torch.empty(0, 8))

@@ -64,6 +64,22 @@ MINICPM3 = dataclasses.replace(
     DEEPSEEK, layers=62, hidden=2560, heads=40, head_dim=96, intermediate=6400, vocab=73_448, max_positions=32_768,
     rotary_dim=32, latent=LatentAttention(256, 64, 32, 64, query_rank=768),
 )  # fmt: skip
+COMMAND_R = dataclasses.replace(
+    LLAMA_8B, architecture="cohere", layers=40, hidden=8192, heads=64, kv_heads=64, intermediate=22_528, vocab=256_000,
+    tied_embeddings=True, parallel=True, shared_norm=True, layer_norm=True,
+)  # fmt: skip
+GPT2 = dataclasses.replace(
+    LLAMA_8B, architecture="gpt2", layers=12, hidden=768, heads=12, kv_heads=12, head_dim=64, intermediate=3072,
+    vocab=50_257, max_positions=1024, tied_embeddings=True, layer_norm=True, gated=False, learned_positions=1024,
+    rotated=(False,) * 12,
+)  # fmt: skip
+PRUNED = dataclasses.replace(
+    LLAMA_8B, architecture="deci", layers=4,
+    parts=(
+        LayerParts(kv_heads=4, intermediate=4096), LayerParts(attention=False), LayerParts(feed_forward="none"),
+        LayerParts(),
+    ),
+)  # fmt: skip
 PART = {"q4_k": (256, 144), "q6_k": (256, 210), "bf16": (1, 2)}
 
 
@@ -81,12 +97,13 @@ def weights_of(config: ModelConfig, stored: Format) -> Weights:
 
     def layer(number: int) -> LayerWeights:
         mixed = config.part(number).feed_forward == "experts"
-        return layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None)
+        return layer_of(config, matrix, norm, experts_of(config, matrix, matrix) if mixed else None, number)
 
     layers = tuple(map(layer, range(config.layers)))
     embedding = matrix(config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else matrix(config.vocab, config.hidden)
-    return Weights(embedding, layers, norm(config.hidden), head)
+    positions = matrix(config.learned_positions, config.hidden) if config.learned_positions else None
+    return Weights(embedding, layers, norm(config.hidden), head, positions=positions)
 
 
 def act_order(config: ModelConfig) -> Weights:
@@ -184,6 +201,11 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (DEEPSEEK, "bf16", 4, {"profile": "throughput", "maxModelLen": 8192}),
         (MINICPM3, "q4_k", 1, {"kv": {"blockSize": 32}}),
         (MINICPM3, "bf16", 8, {"quantization": "fp8"}),
+        (COMMAND_R, "q4_k", 1, {}),
+        (COMMAND_R, "bf16", 4, {"profile": "throughput"}),
+        (GPT2, "bf16", 1, {}),
+        (PRUNED, "bf16", 1, {"maxModelLen": 8192}),
+        (GPT2, "q4_k", 1, {"quantization": "fp8"}),
     ],
 )
 def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: int, engine: dict[str, Any]) -> None:

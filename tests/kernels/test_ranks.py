@@ -56,7 +56,7 @@ def ranks(*arguments: str) -> list[str]:
     ("size", "names"),
     [
         pytest.param(2, ("everything",), marks=pytest.mark.full),
-        (4, ("everything", "untied", "quantised", "experts", "clamped experts", "latent")),
+        (4, ("everything", "untied", "quantised", "experts", "clamped experts", "latent", "parallel")),
     ],
     ids=["2", "4"],
 )

@@ -9,9 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from bench.gpu.cases.attention import turned
+from bench.gpu.cases.attention import clipped, heated, turned
 from bench.gpu.cases.paged import LARGEST
-from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3, rope_store, round_even
+from octavo_inference.backends.cuda.kernels.encode import encode_e4m3, round_even
+from octavo_inference.backends.cuda.kernels.head_norm import normalize_whole
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
+from octavo_inference.backends.cuda.kernels.rope_and_cache import PLAIN, HeadRules, rope_store
 from octavo_inference.backends.cuda.pool import KvPool, allocate_pool
 
 from .conftest import Record
@@ -25,15 +28,16 @@ class Step:
     """Tokens on their way into a pool: the kernel's results, and what they should be."""
 
     def __init__(
-        self, heads: int, kv_heads: int, dim: int, *, dtype=torch.float32, kv_dtype=None, rotary=0, norms=False
-    ):
+        self, heads: int, kv_heads: int, dim: int, *, dtype=torch.float32, kv_dtype=None, rotary=0, norms=False,
+        rules=PLAIN,
+    ):  # fmt: skip
         random = torch.Generator().manual_seed(heads + dim)
         self.slots = torch.tensor([37, 0, -1, 15, 16, 63], dtype=torch.int64)
         positions = torch.tensor([5, 0, 0, 2, 9, 1], dtype=torch.int32)
         wide = torch.randn(6, (heads + 2 * kv_heads) * dim + 8, generator=random).to(dtype)
         self.qkv = wide[:, :-8]
         table = torch.randn(10, rotary, generator=random) if rotary else None
-        q_norm, k_norm = (1 + 0.1 * torch.randn(2, dim, generator=random)) if norms else (None, None)
+        q_norm, k_norm = (self.norm(norms, count, dim, random) for count in (heads, kv_heads))
         self.q_out = torch.full((6, heads, dim), 77.0, dtype=dtype)
         self.pool: KvPool = allocate_pool(
             layers=1,
@@ -46,9 +50,19 @@ class Step:
         )
         x = self.qkv.float().reshape(6, -1, dim)
         q, k, self.v = x[:, :heads], x[:, heads : heads + kv_heads], x[:, heads + kv_heads :]
-        self.q, self.k = turned(q, q_norm, table, positions, EPS), turned(k, k_norm, table, positions, EPS)
+        self.q, self.k = (turned(each, norm, table, positions, EPS, rules) for each, norm in ((q, q_norm), (k, k_norm)))
+        self.q, self.v = heated(self.q, positions, rules), clipped(self.v, rules)
         self.real = self.slots >= 0
-        rope_store(self.qkv, positions, self.slots, table, q_norm, k_norm, EPS, self.q_out, *self.pool.layer(0))
+        rope_store(self.qkv, positions, self.slots, table, q_norm, k_norm, EPS, self.q_out, *self.pool.layer(0), rules)
+
+    @staticmethod
+    def norm(norms: object, heads: int, dim: int, random: torch.Generator) -> DeviceNorm | None:
+        """A norm of the head's elements; "by head": LayerNorm, each head with its own weights; "bare": without any."""
+        if not norms or norms == "bare":
+            return DeviceNorm(None) if norms else None
+        count = heads * dim if norms == "by head" else dim
+        weight, bias = 1 + 0.1 * torch.randn(count, generator=random), torch.randn(count, generator=random)
+        return DeviceNorm(weight, bias, centred=True) if norms == "by head" else DeviceNorm(weight)
 
     def stored(self, tensor: Tensor, which: int) -> Tensor:
         slots = self.slots[self.real]
@@ -84,6 +98,59 @@ def test_norm_rotation_and_store(record: Record, heads: int, kv_heads: int, dim:
     step = Step(heads, kv_heads, dim, rotary=rotary, norms=norms)
     assert step.error() < EXACT
     record("rope_store", f"{heads}/{kv_heads}x{dim}, rotary {rotary}{', norms' * norms}", torch.float32, step.error())
+
+
+@pytest.mark.parametrize(
+    ("dim", "rotary", "norms", "rules"),
+    [
+        (80, 32, "by head", PLAIN),
+        (64, 64, True, HeadRules(normed_last=True)),
+        (48, 48, "bare", HeadRules(normed_last=True)),
+        (80, 16, "by head", HeadRules(normed_last=True)),
+        (64, 64, False, HeadRules(clip=0.5)),
+        (64, 32, True, HeadRules(clip=0.5)),
+        (80, 0, False, HeadRules(temperature=(3.0, 0.7))),
+    ],
+)
+def test_what_few_models_do_to_heads(record: Record, dim: int, rotary: int, norms: object, rules: HeadRules) -> None:
+    step = Step(6, 2, dim, rotary=rotary, norms=norms, rules=rules)
+    assert step.error() < EXACT
+    flags = f"{norms} norms, " * bool(norms) + str(rules._asdict())
+    record("rope_store", f"6/2x{dim}, rotary {rotary}, {flags}", torch.float32, step.error())
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_norms_over_all_heads(record: Record, centred: bool) -> None:
+    random = torch.Generator().manual_seed(5)
+    rows = 2 + torch.randn(5, 7 * 48 + 8, generator=random)
+    qkv, before, widths = rows[:, :-8], rows.clone(), (4 * 48, 2 * 48)
+    norms = [
+        DeviceNorm(torch.randn(n, generator=random), torch.randn(n, generator=random) if centred else None, centred)
+        for n in widths
+    ]
+    normalize_whole(qkv, *norms, EPS, q_width=widths[0], k_width=widths[1])
+    worst = 0.0
+    for found, given, norm in zip(qkv.split([*widths, 48], 1), before.split([*widths, 56], 1), norms, strict=False):
+        x = given.double()
+        x = x - x.mean(-1, keepdim=True) if centred else x
+        wanted = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * norm.weight
+        worst = max(worst, float((found - (wanted if norm.bias is None else wanted + norm.bias)).abs().max()))
+    assert worst < EXACT
+    assert torch.equal(rows[:, sum(widths) :], before[:, sum(widths) :])
+    record("normalize_whole", f"192 and 96{', centred' * centred}", torch.float32, worst)
+
+
+def test_clipped_values_that_are_no_numbers_stay_so() -> None:
+    bad = torch.zeros(1, 3 * 64)
+    bad[0, 70], bad[0, 130], bad[0, 131] = float("nan"), float("nan"), 9.0
+    pool = allocate_pool(
+        layers=1, num_blocks=1, kv_heads=1, block_size=16, head_dim=64, dtype=torch.float32, device=torch.device("cpu")
+    )
+    zero = torch.zeros(1, dtype=torch.int64)
+    kv, scales = pool.layer(0)
+    rope_store(bad, zero, zero, None, None, None, EPS, torch.empty(1, 1, 64), kv, scales, HeadRules(clip=2.0))
+    assert kv[0, :, 0, 0].isnan().sum(-1).tolist() == [1, 1]
+    assert kv[0, 1, 0, 0, 3] == 2.0
 
 
 def test_padding_rows_and_other_slots_stay_as_they_were() -> None:

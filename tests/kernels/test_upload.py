@@ -17,6 +17,7 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda import weight_sender as module
 from octavo_inference.backends.cuda.device_weights import DeviceWeights
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.packing import Quantization
 from octavo_inference.backends.cuda.weight_loading import device_bytes, upload
 from octavo_inference.common.errors import SettingsError
@@ -60,8 +61,9 @@ def model(
     embedding = stored(rng, v or kind, VOCAB, HIDDEN)
     head = embedding if tied else stored(rng, kind, VOCAB, HIDDEN)
     config = ModelConfig(
-        "llama", 2, HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB, 128, 10000.0, 1e-5, tied, (2,), qkv_bias=biases
-    )
+        "llama", 2, HIDDEN, HEADS, KV_HEADS, DIM, FFN, VOCAB, 128, 10000.0, 1e-5, tied, (2,), qkv_bias=biases,
+        qk_norm="head" if biases else None, output_norms=biases,
+    )  # fmt: skip
     return config, Weights(embedding, (layer(), layer()), vector(rng, HIDDEN), head)
 
 
@@ -169,15 +171,15 @@ def test_dense_weights_arrive_whole(
         assert device.mixer.qkv.biases[0].dtype is dtype
         same([layer.q_bias, layer.k_bias, layer.v_bias], device.mixer.qkv.biases[0])
         assert device.mixer.o.biases == (None,)
-        same([layer.input_norm], device.input_norm)
-        same([layer.post_norm], device.post_norm)
-        same([layer.q_norm], device.mixer.q_norm)
-        same([layer.mlp_output_norm], device.mlp_output_norm)
-        assert device.mixer.k_norm is device.attention_output_norm is None
-        assert device.input_norm.dtype is torch.float32
+        same([layer.input_norm], device.input_norm.weight)
+        same([layer.post_norm], device.post_norm.weight)
+        same([layer.q_norm], device.mixer.q_norm.weight)
+        same([layer.mlp_output_norm], device.mlp_output_norm.weight)
+        assert device.mixer.k_norm == device.attention_output_norm == DeviceNorm(None)
+        assert device.input_norm.weight.dtype is torch.float32
     same([weights.embedding], loaded.embedding.table.values)
     same([weights.lm_head], loaded.lm_head.parts[0].values)
-    same([weights.final_norm], loaded.final_norm)
+    same([weights.final_norm], loaded.final_norm.weight)
 
 
 @pytest.mark.parametrize(("kind", "v"), [("q4_k", "q6_k"), ("q4_0", "q8_0"), ("bf16", "f32")])

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from bench.gpu.checked_models import GEMMA, MIXTURE, QWEN3, SMOLLM2, random_weights
+from bench.gpu.checked_models import BLOOM, GEMMA, MIXTURE, OLMO, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -48,8 +48,15 @@ MODELS = {
     "granite": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=Mamba2(8, 64, 128, 1, 4)),
     "qwen-next": replace(QWEN3, **SMALL, parts=(STATE, LayerParts()), state=GatedDelta(2, 4, 128, 128, 4)),
     "lfm2": replace(SMOLLM2, **SMALL, parts=(STATE, LayerParts()), state=ShortConv(576, 3)),
+    "command-r": replace(QWEN3, **SMALL, qk_norm=None, layer_norm=True, parallel=True, shared_norm=True),
+    "olmo": replace(OLMO, **SMALL),
+    "bloom": replace(BLOOM, **SMALL),
+    "llama-4": replace(
+        QWEN3, **SMALL, chunks=(64, None), rotated=(True, False), qk_norm_rotated=True, query_temperature=(64.0, 0.1),
+        activation="xielu", gated=False,
+    ),
     "experts": replace(MIXTURE, **SMALL, experts=Experts(count=16, chosen=4, intermediate=384)),
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ from torch.nn.functional import gelu, silu
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from octavo_inference.backends.cuda.kernels.activation import gated
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks, gather_blocks, scatter_blocks
-from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.head_norm import normalize_whole
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.kernels.rows import LONGEST, write_rows
 
@@ -24,26 +25,43 @@ Prepare = Callable[[Place], Trial]
 _TABLES = 2
 
 
-def normed(x: Tensor, weight: Tensor) -> Tensor:
+def normed(x: Tensor, norm: DeviceNorm | None) -> Tensor:
+    """A norm in float64."""
     wide = x.double()
-    return wide / (wide.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * weight.double()
+    if norm is None:
+        return wide
+    if norm.centred:
+        wide = wide - wide.mean(-1, keepdim=True)
+    wide = wide / (wide.pow(2).mean(-1, keepdim=True) + EPS).sqrt()
+    wide = wide if norm.weight is None else wide * norm.weight.double()
+    return wide if norm.bias is None else wide + norm.bias.double()
 
 
-def norm(place: Place, tokens: int, hidden: int) -> Trial:
-    x, weight = place.randn(tokens, hidden, dtype=torch.float32), place.weight(hidden)
+def norm_of(place: Place, width: int, *, centred: bool = False, bias: bool = False) -> DeviceNorm:
+    """A norm of random weights."""
+    return DeviceNorm(place.weight(width), place.randn(width, dtype=torch.float32) if bias else None, centred)
+
+
+def norm(place: Place, tokens: int, hidden: int, *, centred: bool = False) -> Trial:
+    x, given = place.randn(tokens, hidden, dtype=torch.float32), norm_of(place, hidden, centred=centred, bias=centred)
     out = place.empty(tokens, hidden)
     bound = rounding(place.dtype)
-    return Trial(lambda: rms_norm(x, weight, EPS, out), lambda: [(out, normed(x, weight))], bound, size_of(x, out))
+    return Trial(lambda: normalize(x, given, EPS, out), lambda: [(out, normed(x, given))], bound, size_of(x, out))
 
 
-def add_norm(place: Place, tokens: int, hidden: int, *, output_norm: bool, factor: float = 0.5) -> Trial:
-    residual, weight = place.randn(tokens, hidden, dtype=torch.float32), place.weight(hidden)
-    x, out = place.randn(tokens, hidden), place.empty(tokens, hidden)
-    inner = place.weight(hidden) if output_norm else None
-    total = residual.double() + factor * (x.double() if inner is None else normed(x, inner))
+def add_norm(
+    place: Place, tokens: int, hidden: int, *, output_norm: bool = False, norm: bool = True, centred: bool = False,
+    keep: bool = False, factor: float = 0.5,
+) -> Trial:  # fmt: skip
+    """LayerNorm with biases if `centred`; `norm` is false for a sum that is not normalized."""
+    residual, x = place.randn(tokens, hidden, dtype=torch.float32), place.randn(tokens, hidden)
+    after = norm_of(place, hidden, centred=centred, bias=centred) if norm else None
+    out = place.empty(tokens, hidden)
+    inner = norm_of(place, hidden, centred=centred, bias=centred) if output_norm else None
+    total = residual.double() + factor * normed(x, inner)
     return Trial(
-        lambda: add_rms_norm(residual, x, factor, weight, EPS, out, inner),
-        lambda: [(out, normed(total, weight)), (residual, total)],
+        lambda: add_normalize(residual, x, factor, after, EPS, out, inner, keep=keep),
+        lambda: [(out, normed(total, after)), (residual, normed(total, after) if keep else total)],
         rounding(place.dtype),
         2 * size_of(residual) + size_of(x, out),
     )
@@ -59,6 +77,35 @@ def activation(place: Place, kind: Activation, tokens: int, inner: int) -> Trial
         return [(out, active * up)]
 
     return Trial(lambda: gated(gate_up, out, kind), pairs, rounding(place.dtype), size_of(gate_up, out))
+
+
+def whole(place: Place, tokens: int, q_width: int, k_width: int) -> Trial:
+    """Queries and keys of projections, normalized over all their heads in place."""
+    qkv = place.randn(tokens, q_width + 2 * k_width)
+    before, norms = qkv.clone(), [norm_of(place, width) for width in (q_width, k_width)]
+
+    def pairs() -> list[Pair]:
+        parts = [torch.split(each, [q_width, k_width, k_width], 1) for each in (qkv, before)]
+        return [(found, normed(given, norm)) for found, given, norm in zip(*parts, [*norms, None], strict=True)]
+
+    return Trial(
+        lambda: normalize_whole(qkv, norms[0], norms[1], EPS, q_width=q_width, k_width=k_width),
+        pairs,
+        rounding(place.dtype),
+        2 * size_of(qkv),
+    )
+
+
+def xielu(place: Place, tokens: int, inner: int) -> Trial:
+    """The activation of an MLP without a gate."""
+    up, out = (2 * place.randn(tokens, inner, dtype=torch.float32)).to(place.dtype), place.empty(tokens, inner)
+    factors = torch.tensor([0.8, 0.4], device=place.device)
+
+    def pairs() -> list[Pair]:
+        x = up.double()
+        return [(out, torch.where(x > 0, 0.8 * x * x, 0.4 * (torch.expm1(x) - x)) + 0.5 * x)]
+
+    return Trial(lambda: gated(up, out, "xielu", factors), pairs, rounding(place.dtype), size_of(up, out))
 
 
 def prepared(place: Place, queries: Sequence[int], lengths: Sequence[int], size: int, padding: int) -> Trial:
@@ -163,14 +210,12 @@ def same(found: Tensor, expected: Tensor) -> list[Pair]:
     return [(found.contiguous().view(torch.uint8), expected.contiguous().view(torch.uint8))]
 
 
-def _norm(width: int) -> Prepare:
-    return lambda place: norm(place, place.pick(2048, 3), place.pick(width, width // 16))
+def _norm(width: int, *, centred: bool = False) -> Prepare:
+    return lambda place: norm(place, place.pick(2048, 3), place.pick(width, width // 16), centred=centred)
 
 
-def _add_norm(width: int, *, output_norm: bool) -> Prepare:
-    return lambda place: add_norm(
-        place, place.pick(2048, 3), place.pick(width, width // 16), output_norm=output_norm
-    )  # fmt: skip
+def _add_norm(width: int, **flags: bool) -> Prepare:
+    return lambda place: add_norm(place, place.pick(2048, 3), place.pick(width, width // 16), **flags)
 
 
 def _gated(kind: Activation, width: int) -> Prepare:
@@ -186,7 +231,16 @@ CASES = [
         )
         for width in (576, 2304, 4096) for inner in (False, True)
     ),
+    Case("layer_norm", "H=4096", _norm(4096, centred=True), quick=True),
+    Case("add_layer_norm", "H=4096", _add_norm(4096, centred=True), quick=True),
+    Case("add_layer_norm", "H=1024 after the sum", _add_norm(1024, centred=True, keep=True)),
+    Case("add_rms_norm", "H=4096 output norm alone", _add_norm(4096, output_norm=True, norm=False), quick=True),
     *(Case("gated", f"{kind} I={width}", _gated(kind, width), quick=width == 14336) for kind, width in GATED),
+    Case("gated", "xielu I=21504", lambda place: xielu(place, place.pick(2048, 3), place.pick(21504, 83)), quick=True),
+    Case(
+        "normalize_whole", "5120 and 1024",
+        lambda place: whole(place, place.pick(2048, 3), place.pick(5120, 96), place.pick(1024, 48)), quick=True,
+    ),
     *(Case("prepare", f"B={count}", _prepared(count), quick=count == 256) for count in (1, 32, 256)),
     Case("write_rows", "256 sequences", rows_written, quick=True),
     *(

@@ -190,9 +190,11 @@ class Lookup:
     layout: str
     vocab: int
     hidden: int
+    learned: bool = False
+    """Positions have rows of their own, which are added."""
 
     def __str__(self) -> str:
-        return f"{self.layout} {self.vocab}x{self.hidden}"
+        return f"{self.layout} {self.vocab}x{self.hidden}{' learned positions' * self.learned}"
 
     def prepare(self, place: Place) -> Trial:
         """Prepare the trial, for `Case`."""
@@ -201,9 +203,13 @@ class Lookup:
         ids = torch.randint(0, vocab, (tokens,), device=place.device, dtype=torch.int32)
         out = place.empty(tokens, made.matrix.cols, dtype=torch.float32)
         read = size_of(made.matrix.values) * tokens // vocab
+        places = torch.randint(0, 7, (tokens,), device=place.device, dtype=torch.int32)
+        table = place.randn(7, made.matrix.cols)
+        how = {"positions": places, "learned": table} if self.learned else {}
+        more = table[places.long()].float() if self.learned else 0.0
         return Trial(
-            lambda: embed(ids, made.matrix, out, factor=1.5),
-            lambda: [(out, made.dense[ids.long()] * 1.5)],
+            lambda: embed(ids, made.matrix, out, factor=1.5, **how),
+            lambda: [(out, made.dense[ids.long()] * 1.5 + more)],
             1e-6,
             read + size_of(out),
         )
@@ -251,9 +257,11 @@ LOOKUPS = [
     *(Lookup(layout, 128_256, 4096) for layout in ("dense", "int4 q4_k", "int8 q6_k", "fp8")),
     *(Lookup(layout, 32_000, 4096) for layout in PUBLISHED),
     Lookup("int8 q8_0", 49_152, 576),
+    Lookup("dense", 50_257, 768, learned=True),
 ]
 DEQUANTIZED = [Dequantized(layout, 2048, 4096) for layout in (*PACKED, *PUBLISHED)]
 QUICK = {
+    str(LOOKUPS[-1]),
     *(
         f"{layout} {m}x6144x4096"
         for layout in ("int4 awq", "code4 nf4", "fp4 nvfp4", "fp8 blocks")

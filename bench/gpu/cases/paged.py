@@ -141,7 +141,7 @@ def run(batch: Paged, **how: Any) -> Tensor:
 
 def expected(
     batch: Paged, *, scale: float = 0.2, window: int | None = None, softcap: float | None = None,
-    sinks: Tensor | None = None,
+    sinks: Tensor | None = None, chunk: int | None = None, slopes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Attention in float64, sequence by sequence, with an explicit mask."""
     out = torch.empty(batch.tokens, *batch.q.shape[1:], dtype=torch.float64, device=batch.q.device)
@@ -158,6 +158,10 @@ def expected(
         key = torch.arange(len(k), device=q.device)
         query = key[context:]
         seen = key[None] <= query[:, None]
+        if slopes is not None:
+            score = score - slopes.double()[:, None, None] * (query[:, None] - key[None])
+        if chunk is not None:
+            seen &= query[:, None] // chunk == key[None] // chunk
         if window is not None:
             seen &= query[:, None] - key[None] < window
         score = score.masked_fill(~seen, float("-inf"))

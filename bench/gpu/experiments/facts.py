@@ -14,7 +14,7 @@ from bench.gpu.experiments.setting import Setting
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.aot.kernel_cache import watched
 from octavo_inference.backends.cuda.device import find_device
-from octavo_inference.backends.cuda.kernels.norm import rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, normalize
 
 PACKAGES = ("torch", "triton", "numpy", "msgspec", "tokenizers", "starlette", "uvicorn", "vllm")
 TOOLS = ("nvidia-smi", "gcc", "ncu", "compute-sanitizer", "cuobjdump", "nvcc")
@@ -52,7 +52,7 @@ def launch(setting: Setting) -> Row:
     x, weight = setting.place.randn(4, 1024), setting.place.weight(1024)
     out = setting.place.empty(4, 1024)
     with watched() as use:
-        rms_norm(x.float(), weight, 1e-6, out)
+        normalize(x.float(), DeviceNorm(weight), 1e-6, out)
         setting.timer.wait()
     good = bool(out.isfinite().all())
     row: Row = {"device": device.name, "compiled": use.compiled, "ready": use.ready, "compile_s": use.seconds}

@@ -1,9 +1,10 @@
 """A rank's part of a model: views of the whole, nothing is copied. Pure.
 
     q, k, v, gate, up   rows: each rank computes some heads, and some of the MLP's inner elements
+    norms of each head  rows, like q and k
     o, down             columns: each rank has one term of a sum that `Group.all_reduce` completes
     experts             each like the MLP; the router is whole, so that all ranks choose the same experts
-    lm_head             rows: `Group.gather` puts the logits together
+    lm_head, its bias   rows: `Group.gather` puts the logits together
     embedding, norms    whole
 
 Of latent attention, whose latents all heads share, each rank has some heads: rows of q, k_up and v_up, columns of o.
@@ -15,14 +16,14 @@ With fewer key-value heads than ranks, each head is replicated on several ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.layers import Experts
+from octavo_inference.models.layers import Experts, LayerParts
 from octavo_inference.models.weights import (
     ExpertWeights,
     LatentWeights,
@@ -59,11 +60,12 @@ def shard(config: ModelConfig, weights: Weights, *, rank: int, size: int) -> tup
         experts=None if config.experts is None else _divided(config.experts, size),
     )
     step = vocab_share(config.vocab, size)
-    head = weights.lm_head
+    head, own = weights.lm_head, (rank * step, min((rank + 1) * step, config.vocab))
     return part, replace(
         weights,
-        layers=tuple(_layer(layer, rank, size, replicas) for layer in weights.layers),
-        lm_head=head.rows(rank * step, min((rank + 1) * step, head.shape[0])),
+        layers=tuple(_layer(layer, rank, size, replicas, config.head_dim) for layer in weights.layers),
+        lm_head=head.rows(*own),
+        head_bias=None if weights.head_bias is None else weights.head_bias.rows(*own),
     )
 
 
@@ -85,6 +87,10 @@ def _refusal(config: ModelConfig, weights: Weights, size: int) -> str | None:
         return None
     if config.state is not None:
         return "the model has state layers, which are not divided between GPUs"
+    if any(part != LayerParts(feed_forward=part.feed_forward) or part.feed_forward == "none" for part in config.parts):
+        return "the model has layers of unlike sizes or without attention or MLP, which are not divided between GPUs"
+    if config.qk_norm == "whole":
+        return "the model normalizes queries over all heads together, which are not divided between GPUs"
     for count, what in _counts(config):
         if count % size:
             return f"the model has {count} {what}, which {size} does not divide"
@@ -127,7 +133,7 @@ def _block_refusal(matrix: Matrix, size: int) -> str | None:
     return f"{columns} columns in {matrix.format} blocks of {block} cannot be cut into {size} runs of whole blocks"
 
 
-def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWeights:
+def _layer(layer: LayerWeights, rank: int, size: int, replicas: int, head_dim: int) -> LayerWeights:
     def rows(matrix: M) -> M:
         return _part(matrix, rank, size)
 
@@ -139,6 +145,10 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
 
     def shared_bias(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else shared(tensor)
+
+    def norm(tensor: Tensor | None, cut: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """A norm over heads: of one weight for all, or with weights of each."""
+        return tensor if tensor is None or tensor.shape[0] == head_dim else cut(tensor)
 
     if layer.latent is not None:
         mixer = replace(layer, latent=_latent(layer.latent, rank, size))
@@ -154,6 +164,10 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int) -> LayerWei
         q_bias=bias(layer.q_bias),
         k_bias=shared_bias(layer.k_bias),
         v_bias=shared_bias(layer.v_bias),
+        q_norm=norm(layer.q_norm, rows),
+        k_norm=norm(layer.k_norm, shared),
+        q_norm_bias=norm(layer.q_norm_bias, rows),
+        k_norm_bias=norm(layer.k_norm_bias, shared),
         sinks=bias(layer.sinks),
         gate_bias=bias(layer.gate_bias),
         up_bias=bias(layer.up_bias),

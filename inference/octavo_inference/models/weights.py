@@ -246,20 +246,21 @@ def layer_of(
     With `experts` (`experts_of`) in the place of the MLP.
     """
     part = config.part(number)
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    heads, kv_heads, inner = (int(n or 0) for n in (part.heads, part.kv_heads, part.intermediate))
+    queries, keys = heads * config.head_dim, kv_heads * config.head_dim
     attends, fed, plain = part.attention, experts is None and part.feed_forward == "dense", config.latent is None
     return LayerWeights(
-        input_norm=norm(config.hidden),
+        input_norm=norm(config.hidden) if config.input_norms else None,
         q=matrix(queries, config.hidden) if attends and plain else None,
         k=matrix(keys, config.hidden) if attends and plain else None,
         v=matrix(keys, config.hidden) if attends and plain else None,
-        o=matrix(config.hidden, config.heads * config.value_dim) if attends else None,
-        post_norm=norm(config.hidden),
-        gate=matrix(config.intermediate, config.hidden) if fed and config.gated else None,
-        up=matrix(config.intermediate, config.hidden) if fed else None,
-        down=matrix(config.hidden, config.intermediate) if fed else None,
-        q_norm=norm(config.head_dim) if config.qk_norm and attends else None,
-        k_norm=norm(config.head_dim) if config.qk_norm and attends else None,
+        o=matrix(config.hidden, heads * config.value_dim) if attends else None,
+        post_norm=norm(config.hidden) if config.input_norms and not config.shared_norm else None,
+        gate=matrix(inner, config.hidden) if fed and config.gated else None,
+        up=matrix(inner, config.hidden) if fed else None,
+        down=matrix(config.hidden, inner) if fed else None,
+        q_norm=norm(queries if config.qk_norm == "whole" else config.head_dim) if config.qk_norm and attends else None,
+        k_norm=norm(keys if config.qk_norm == "whole" else config.head_dim) if config.qk_norm and attends else None,
         attention_output_norm=norm(config.hidden) if config.output_norms else None,
         mlp_output_norm=norm(config.hidden) if config.output_norms else None,
         attention_gate=matrix(queries, config.hidden) if config.attention_gate and attends else None,

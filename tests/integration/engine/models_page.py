@@ -119,7 +119,8 @@ this page from the tests, and a test compares it. [Models](guides/models.md) exp
   the CPU kernels equal those of transformers in float32. Prompts run in chunks and decode steps, several at once. The
   command that runs the test stands behind it.
 - **CPU** and **GPU**: the backend computes all that the family needs, or what it lacks. `tests/kernels` compares GPU
-  kernels by kind of layer, in Triton's interpreter. They have not run on a card with all of these families yet.
+  kernels with the reference by kind of layer. For dense models and mixtures of experts it compares logits with those of
+  transformers. Both run in Triton's interpreter. The kernels have not run on a card with all of these families yet.
   Instead of a "no", transformers computes the model there, [where it can](guides/models.md#transformers-on-a-gpu).
 - `test_every_kind.py` runs the engine with one family of each kind of layer: prefix hits, preemption, several answers.
 """

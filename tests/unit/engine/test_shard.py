@@ -58,6 +58,8 @@ def model(
         input_norm=vector(hidden),
         post_norm=vector(hidden),
         q_norm=vector(head_dim),
+        k_norm=vector(kv_heads * head_dim),
+        k_norm_bias=vector(kv_heads * head_dim),
         **{name: matrix(rng, *shape, kind) for name, shape in shapes.items()},
         **{f"{name}_bias": vector(shape[0]) for name, shape in shapes.items()},
     )
@@ -66,7 +68,7 @@ def model(
     config = ModelConfig(
         "llama", 1, hidden, heads, kv_heads, head_dim, inner, vocab, 64, 1e4, 1e-5, tied, (2,), digest="d"
     )
-    return config, Weights(embedding, (layer,), vector(hidden), head)
+    return config, Weights(embedding, (layer,), vector(hidden), head, head_bias=vector(vocab))
 
 
 @given(
@@ -93,7 +95,8 @@ def test_the_shards_make_the_whole(
     for name in (*ROWS, *(f"{name}_bias" for name in ROWS)):
         same(getattr(whole, name), [getattr(part.layers[0], name) for _, part in parts], 0)
     replicas = max(1, size // kv_heads)
-    for name in (*SHARED, *(f"{name}_bias" for name in SHARED)):
+    # Norms of each head go with it.
+    for name in (*SHARED, *(f"{name}_bias" for name in SHARED), "k_norm", "k_norm_bias"):
         copies = [getattr(part.layers[0], name) for _, part in parts]
         assert all(np.array_equal(c.data, copies[i // replicas * replicas].data) for i, c in enumerate(copies))
         same(getattr(whole, name), copies[::replicas], 0)
@@ -102,6 +105,7 @@ def test_the_shards_make_the_whole(
         biases = [getattr(part.layers[0], f"{name}_bias") for _, part in parts]
         assert biases == [getattr(whole, f"{name}_bias"), *[None] * (size - 1)]
     same(weights.lm_head, [part.lm_head for _, part in parts], 0)
+    same(weights.head_bias, [part.head_bias for _, part in parts], 0)
     for rank, (described, part) in enumerate(parts):
         layer = part.layers[0]
         dim = described.head_dim
@@ -151,6 +155,19 @@ def test_what_cannot_be_cut_is_refused_with_what_can(given_model: dict, size: in
         shard(config, weights, rank=0, size=size)
     assert str(refused.value).endswith(sentence)
     assert refused.value.field == "tensor_parallel_size"
+
+
+@pytest.mark.parametrize("part", [LayerParts(attention=False), LayerParts(intermediate=4)])
+def test_layers_of_their_own_are_refused(part: LayerParts) -> None:
+    config, weights = model()
+    with pytest.raises(SettingsError, match=r"layers of unlike sizes or without attention or MLP.*; use 1$"):
+        require_shards(replace(config, parts=(part,)), weights, 2)
+
+
+def test_norms_over_all_heads_are_refused() -> None:
+    config, weights = model()
+    with pytest.raises(SettingsError, match=r"normalizes queries over all heads together.*; use 1$"):
+        require_shards(replace(config, qk_norm="whole"), weights, 2)
 
 
 def test_k_quants_are_cut_at_their_larger_blocks() -> None:

@@ -49,6 +49,7 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.layers import LatentAttention
+from octavo_inference.models.positions import alibi_slopes
 from octavo_inference.models.weights import Weights
 
 log = logging.getLogger(__name__)
@@ -70,8 +71,23 @@ FEATURES = frozenset(
         "gated delta layers",
         "short convolutions",
         "layers without attention or MLP",
+        "layers of unlike sizes",
         "attention beside a state layer",
         "gated attention",
+        "LayerNorm",
+        "norms after the residual sum",
+        "no norm before attention and MLP",
+        "a norm of the embedding",
+        "norms over all heads",
+        "norms after the rotation",
+        "clipped queries and keys",
+        "a temperature of queries",
+        "parallel attention and MLP",
+        "the activation xielu",
+        "learned positions",
+        "ALiBi",
+        "a bias of the head",
+        "chunked attention",
     }
 )
 _NO_IDS = np.empty(0, np.int32)
@@ -200,6 +216,11 @@ class CudaBackend:
         their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
+        if config.learned_positions and max_model_len > config.learned_positions:
+            raise SettingsError(
+                f"max_model_len is {max_model_len}; the model has embeddings of {config.learned_positions} positions",
+                "max_model_len",
+            )
         if device.torch.type == "cuda":
             # By default cuBLAS may add partial sums in bfloat16.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -247,6 +268,7 @@ class CudaBackend:
             layout,
             DeviceStates.allocate(config, slots=max(state_slots, max_running), device=device.torch),
             group,
+            _slopes(config, group, device.torch),
         )
         decoder = Decoder(context, loaded)
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
@@ -488,6 +510,14 @@ def kv_type(kv_dtype: KvDtype, dtype: torch.dtype) -> torch.dtype:
     return dtype if kv_dtype == "auto" else _KV_TYPES[kv_dtype]
 
 
+def _slopes(config: ModelConfig, group: RankGroup, device: torch.device) -> Torch | None:
+    """ALiBi's slopes of a rank's heads, None without ALiBi."""
+    if not config.alibi:
+        return None
+    whole = torch.from_numpy(alibi_slopes(config.heads * group.size)) * config.alibi
+    return whole[config.heads * group.rank :][: config.heads].to(device)
+
+
 def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
     """Refuse latents that the kernels do not store or sum. Raises `ModelError` or `SettingsError`."""
     if latent.kv_rank > _LARGEST_LATENT:
@@ -506,8 +536,19 @@ def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse models and settings that the kernels or the GPU do not support. Raises `ModelError` or `SettingsError`."""
     require_features(config, FEATURES, "the CUDA backend")
-    if config.heads % config.kv_heads:
-        raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
+    parts = [config.part(layer) for layer in range(config.layers)]
+    for heads, kv_heads in {(part.heads or 0, part.kv_heads or 1) for part in parts if part.attention}:
+        if heads % kv_heads:
+            raise ModelError(f"{heads} attention heads cannot share {kv_heads} key-value heads evenly")
+        if heads > config.heads or kv_heads > config.kv_heads:
+            raise ModelError(
+                f"a layer has {heads} attention heads and {kv_heads} key-value heads; the model has {config.heads} and "
+                f"{config.kv_heads} at most"
+            )
+    if config.qk_norm == "whole" and config.qk_norm_rotated:
+        raise UnsupportedModelError(
+            f"{config.architecture}: the CUDA backend does not compute norms over all heads after the rotation"
+        )
     if config.latent is not None:
         check_latent(config.latent, kv_dtype)
     elif config.head_dim > LARGEST_HEAD:

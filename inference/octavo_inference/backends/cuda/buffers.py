@@ -21,7 +21,7 @@ from octavo_inference.backends.cuda.kernels.rows import HEADER, LONGEST
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.pooling import ITEM
-from octavo_inference.backends.cuda.widths import widest_mlp
+from octavo_inference.backends.cuda.widths import adds_outputs, widest_mlp
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, TableField, mask_width
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, GatedDelta, ShortConv
@@ -92,8 +92,9 @@ class StepBuffers(Generic[T]):
     `partial` holds the results of attention's parts, `gathered` the logits of all ranks. `pool_items` and `pool_sums`
     are those of `pooling.Pooler`. `query_latent`, `queries`, `absorbed` and `latents` are those of latent attention
     (`mixer_sizes`), the buffers from `router_sums` to `expert_tokens` those of mixtures of experts (`expert_shapes`),
-    those from `state_inputs` to `state_projected` of state layers (`state_shapes`), without elements in models that
-    have none.
+    those from `state_inputs` to `state_solved` of state layers (`state_shapes`), without elements in models that have
+    none. `added` holds the outputs that are added to those in `projected`: of a state layer beside attention, and of an
+    MLP parallel to it.
     """
 
     fp8_activations: T
@@ -115,6 +116,7 @@ class StepBuffers(Generic[T]):
     attended: T
     partial: T
     projected: T
+    added: T
     gate_up: T
     activated: T
     router_sums: T
@@ -131,7 +133,6 @@ class StepBuffers(Generic[T]):
     convolved: T
     state_mixed: T
     state_solved: T
-    state_projected: T
     sampled: T
     logits: T
     gathered: T
@@ -181,6 +182,7 @@ def buffer_shapes(
         attended=by_token(config.heads, config.value_dim),
         partial=flat(_partial_elements(config, limits), torch.float32),
         projected=by_token(config.hidden),
+        added=by_token(config.hidden if adds_outputs(config) else 0),
         gate_up=by_token(2 * inner),
         activated=by_token(inner),
         **expert_shapes(config, tokens, dtype),
@@ -223,17 +225,14 @@ def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[
 def state_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
     """Buffers of state layers for steps of up to `tokens` tokens.
 
-    Inputs, those that the convolution has mixed, outputs; the inverses of chunks of gated delta nets; the outputs of
-    layers that have attention, too, and add both.
+    Inputs, those that the convolution has mixed, outputs; the inverses of chunks of gated delta nets.
     """
     layer = config.state
-    both = any(part.attention and part.state for part in config.parts)
     shapes = {
         "state_inputs": (0 if layer is None else sum(layer.input_rows),),
         "convolved": (0 if layer is None or isinstance(layer, ShortConv) else layer.shape.channels,),
         "state_mixed": (0 if layer is None else layer.inner,),
         "state_solved": (layer.value_heads if isinstance(layer, GatedDelta) else 0, chunk_tile(dtype).tokens),
-        "state_projected": (config.hidden if both else 0,),
     }
     return {name: BufferShape((tokens, *shape), dtype) for name, shape in shapes.items()}
 

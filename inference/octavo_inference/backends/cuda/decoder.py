@@ -19,7 +19,7 @@ from octavo_inference.backends.cuda.device_weights import (
     DeviceWeights,
 )
 from octavo_inference.backends.cuda.inputs import Inputs
-from octavo_inference.backends.cuda.kernels.norm import add_rms_norm, rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, add_normalize, normalize
 from octavo_inference.backends.cuda.kernels.prepare_inputs import prepare
 from octavo_inference.backends.cuda.layers.attention import attention
 from octavo_inference.backends.cuda.layers.context import LayerContext
@@ -33,8 +33,8 @@ from octavo_inference.backends.cuda.layers.state import state_layer
 class _Part:
     """A part of a layer, with the norm of its inputs and that of its output; `run(x, inputs)` computes it."""
 
-    norm: Torch
-    output_norm: Torch | None
+    norm: DeviceNorm | None
+    output_norm: DeviceNorm | None
     run: Callable[[Torch, Inputs], Torch]
 
 
@@ -61,9 +61,14 @@ class Decoder:
             buffers.positions[:count],
             buffers.slots[:, :count],
         )
-        weights.embedding(tokens, residual, scale=config.embedding_scale)
+        weights.embedding(tokens, residual, scale=config.embedding_scale, positions=buffers.positions[:count])
+        if weights.embedding_norm is not None:
+            normalize(residual, weights.embedding_norm, config.norm_eps, residual)
         parts = list(self._parts())
-        rms_norm(residual, parts[0].norm, config.norm_eps, normed)
+        if parts[0].norm is None:
+            normed.copy_(residual)
+        else:
+            normalize(residual, parts[0].norm, config.norm_eps, normed)
         for part, following in zip(parts, [*(part.norm for part in parts[1:]), weights.final_norm], strict=True):
             self._add(residual, part.run(normed, inputs), part.output_norm, following, normed)
         torch.index_select(normed, 0, inputs.query, out=buffers.sampled[: len(inputs.query)])
@@ -90,10 +95,14 @@ class Decoder:
 
     def _parts(self) -> Iterator[_Part]:
         """The parts of all layers, in order."""
+        config = self.context.config
         for number, layer in enumerate(self.weights.layers):
-            if layer.input_norm is not None and (layer.mixer is not None or layer.state is not None):
+            if config.parallel and layer.mixer is not None and layer.feed_forward is not None:
+                yield _Part(layer.input_norm, None, partial(self._parallel, number, layer, layer.feed_forward))
+                continue
+            if layer.mixer is not None or layer.state is not None:
                 yield _Part(layer.input_norm, layer.attention_output_norm, partial(self._mixers, number, layer))
-            if layer.post_norm is not None and layer.feed_forward is not None:
+            if layer.feed_forward is not None:
                 fed = partial(self._feed_forward, number, layer.feed_forward)
                 yield _Part(layer.post_norm, layer.mlp_output_norm, fed)
 
@@ -106,30 +115,52 @@ class Decoder:
         return attention(self.context, number, cast("DeviceAttention", mixer), x, inputs)
 
     def _mixers(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
-        """The sum of the outputs of a layer's mixers."""
+        """The sum of the outputs of a layer's mixers, over all ranks."""
+        return self._sum(self._mixed(number, layer, x, inputs))
+
+    def _parallel(
+        self, number: int, layer: DeviceLayer, weights: DeviceMlp | DeviceExperts, x: Torch, inputs: Inputs
+    ) -> Torch:
+        """The sum of the outputs of mixers and of the feed-forward part, which read the same residual stream."""
+        config, buffers = self.context.config, self.context.buffers
+        mixed = self._mixed(number, layer, x, inputs)
+        if layer.post_norm is not None:  # else both read x
+            normalize(buffers.residual[: len(x)], layer.post_norm, config.norm_eps, x)
+        return self._sum(mixed.add_(self._fed(number, weights, x, buffers.added[: len(x)])))
+
+    def _mixed(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
+        """The sum of the outputs of a layer's mixers, of this rank alone."""
         context, buffers = self.context, self.context.buffers
         mixed = self._attention(number, layer, x, inputs)
         if layer.state is not None and context.config.state is not None:
-            out = (buffers.projected if mixed is None else buffers.state_projected)[: len(x)]
+            out = (buffers.projected if mixed is None else buffers.added)[: len(x)]
             state_layer(context, number, context.config.state, layer.state, x, inputs, out)
             mixed = out if mixed is None else mixed.add_(out)
-        return self._sum(cast("Torch", mixed))
+        return cast("Torch", mixed)
 
     def _feed_forward(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, _inputs: Inputs) -> Torch:
+        return self._sum(self._fed(number, weights, x, self.context.buffers.projected[: len(x)]))
+
+    def _fed(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, out: Torch) -> Torch:
+        """The output of a feed-forward part, of this rank alone."""
         context = self.context
         if isinstance(weights, DeviceMlp):
-            return self._sum(mlp(context, weights, x))
+            return mlp(context, weights, x, out)
         if context.config.experts is None:
             raise TypeError("experts of a model that has none")
-        return self._sum(mixture(context, number, context.config.experts, weights, x))
+        return mixture(context, number, context.config.experts, weights, x, out)
 
     def _sum(self, x: Torch) -> Torch:
         """Sum the ranks' partial products."""
         self.context.group.all_reduce(x)
         return x
 
-    def _add(self, residual: Torch, x: Torch, x_norm: Torch | None, norm: Torch, out: Torch) -> None:
-        add_rms_norm(residual, x, self.context.config.residual_scale, norm, self.context.config.norm_eps, out, x_norm)
+    def _add(self, residual: Torch, x: Torch, x_norm: DeviceNorm | None, norm: DeviceNorm | None, out: Torch) -> None:
+        config = self.context.config
+        if config.post_residual_norms:
+            add_normalize(residual, x, config.residual_scale, x_norm, config.norm_eps, out, keep=True)
+        else:
+            add_normalize(residual, x, config.residual_scale, norm, config.norm_eps, out, x_norm)
 
     def _logits(self, count: int) -> Torch:
         """Logits of the first rows of `sampled`."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import Embedding, Linear
@@ -15,13 +16,13 @@ from octavo_inference.backends.cuda.linear import Embedding, Linear
 class DeviceAttention:
     """Attention: `qkv` stacks the rows of q, k, v, and of the gate of the outputs if it has one.
 
-    Norms and `sinks` [heads] are float32.
+    Norms, [head_dim] or as wide as q and k, and `sinks` [heads] are float32.
     """
 
     qkv: Linear
     o: Linear
-    q_norm: Torch | None
-    k_norm: Torch | None
+    q_norm: DeviceNorm | None
+    k_norm: DeviceNorm | None
     sinks: Torch | None
 
 
@@ -43,10 +44,11 @@ class DeviceLatent:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMlp:
-    """A dense MLP: `gate_up` stacks the rows of gate and up."""
+    """A dense MLP: `gate_up` stacks the rows of gate and up. `xielu` [2]: that of `LayerWeights`, in float32."""
 
     gate_up: Linear
     down: Linear
+    xielu: Torch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +88,18 @@ class DeviceState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLayer:
-    """A layer: mixers, whose outputs are added, and a feed-forward part, with the norms before them in float32.
+    """A layer: mixers, whose outputs are added, and a feed-forward part, with the norms around them in float32.
 
-    A layer has at least one of them, and a norm before each kind that it has.
+    A layer has at least one of them.
     """
 
     mixer: DeviceAttention | DeviceLatent | None
     state: DeviceState | None
     feed_forward: DeviceMlp | DeviceExperts | None
-    input_norm: Torch | None
-    post_norm: Torch | None
-    attention_output_norm: Torch | None
-    mlp_output_norm: Torch | None
+    input_norm: DeviceNorm | None
+    post_norm: DeviceNorm | None
+    attention_output_norm: DeviceNorm | None
+    mlp_output_norm: DeviceNorm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,8 @@ class DeviceWeights:
 
     embedding: Embedding
     layers: tuple[DeviceLayer, ...]
-    final_norm: Torch
+    final_norm: DeviceNorm | None
     lm_head: Linear
     nbytes: int
     tiles: Tiles
+    embedding_norm: DeviceNorm | None = None

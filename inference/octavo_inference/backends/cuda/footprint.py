@@ -14,7 +14,7 @@ from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.packing import Dense, Quantization
 from octavo_inference.backends.cuda.weight_plan import plan_weights
-from octavo_inference.backends.cuda.widths import widest_mlp
+from octavo_inference.backends.cuda.widths import adds_outputs, widest_mlp
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.model_input import RULES_WIDTH, SAMPLING, mask_width
 from octavo_inference.core.request import MAX_LOGPROB_TOKEN_IDS, MAX_LOGPROBS
@@ -85,10 +85,16 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     return GpuShare(
         ranks=ranks,
         weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
-        kv_elements_per_token=pool_layout(config).token_bytes(config, 1),
+        kv_elements_per_token=_pool_elements(config),
         # Ids, positions and slots, the residual stream, and the scores of prompts.
         token=8 + 8 * len(pool_layout(config).groups) + 4 * config.hidden + _ALTERNATIVES + 32 + mixed.token,
-        token_elements=2 * config.hidden + mixer.elements + 3 * inner + mixed.token_elements + _state_elements(config),
+        token_elements=(
+            (2 + adds_outputs(config)) * config.hidden
+            + mixer.elements
+            + 3 * inner
+            + mixed.token_elements
+            + _state_elements(config)
+        ),
         widest=max(
             config.hidden,
             mixer.attended,
@@ -104,13 +110,21 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     )
 
 
+def _pool_elements(config: ModelConfig) -> int:
+    """Elements of a token in the pool, where each layer has room for as many heads as the layer with the most."""
+    layout = pool_layout(config)
+    if config.latent is not None:
+        return layout.token_bytes(config, 1)
+    return 2 * config.kv_heads * config.head_dim * layout.depth * len(layout.groups)
+
+
 def _state_elements(config: ModelConfig) -> int:
     """Elements of a token in the buffers of state layers."""
     layer = config.state
     if layer is None:
         return 0
     solved = CHUNK * layer.value_heads if isinstance(layer, GatedDelta) else 0
-    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved + config.hidden
+    return sum(layer.input_rows) + layer.shape.channels + layer.inner + solved
 
 
 @dataclass(frozen=True, slots=True)

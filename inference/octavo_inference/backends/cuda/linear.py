@@ -36,8 +36,8 @@ RULES = Tiles()
 class Linear:
     """y = x @ weights.T + bias. The matrices of `parts` are stacked by rows; each has its smallest layout.
 
-    `biases` are those of the parts: in the weights' type with dense ones, else float32. All layers of a model share
-    `workspace`, because they run one after the other. They also share two copies of x:
+    `biases` are those of the parts: in the weights' type with dense ones, else float32, as for the head. All layers of
+    a model share `workspace`, because they run one after the other. They also share two copies of x:
 
     - `fp8_activations` (uint8, elements of the largest x), where the weights are one part of fp8 that the GPU and its
       libraries multiply by fp8. x is quantized in each step, from `FP8_ROWS` rows on.
@@ -84,15 +84,19 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """An embedding table with one row per token id."""
+    """An embedding table with one row per token id, and one of `positions` [rows, hidden] if they are learned."""
 
     table: DeviceMatrix
+    positions: Torch | None = None
 
-    def __call__(self, tokens: Torch, out: Torch | None = None, *, scale: float = 1.0) -> Torch:
-        """Rows of tokens [T] times `scale`: [T, hidden] in float32."""
+    def __call__(
+        self, tokens: Torch, out: Torch | None = None, *, scale: float = 1.0, positions: Torch | None = None
+    ) -> Torch:
+        """Rows of tokens [T] times `scale`, and those of positions [T] if they are learned: [T, hidden] in float32."""
         if out is None:
             out = torch.empty((len(tokens), self.table.cols), dtype=torch.float32, device=tokens.device)
-        embed(tokens, self.table, out, factor=scale)
+        at = None if self.positions is None else positions
+        embed(tokens, self.table, out, factor=scale, positions=at, learned=self.positions)
         return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from octavo_inference.backends.cuda.device_weights import (
     DeviceWeights,
 )
 from octavo_inference.backends.cuda.kernels.launch_configs import WORKSPACE
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
 from octavo_inference.backends.cuda.library_products import GROUP, scales_groups, scales_rows
 from octavo_inference.backends.cuda.linear import RULES, Embedding, Linear
@@ -34,9 +36,9 @@ from octavo_inference.models.weights import (
     LatentWeights,
     LayerWeights,
     StateWeights,
+    Tensor,
     Weights,
     dequantize,
-    required,
 )
 
 NO_FP8 = Fp8Products()
@@ -97,6 +99,7 @@ def upload(
     workspace = torch.empty(WORKSPACE, dtype=torch.float32, device=device)
     sender = Sender(plan.parts, plan.nbytes, device, progress)
     table = sender.matrix(plan.embedding)
+    positions = None if plan.positions is None else sender.matrix(plan.positions).values
 
     def linear(parts: Sequence[Part]) -> Linear:
         return Linear(
@@ -108,28 +111,46 @@ def upload(
             tiles,
         )
 
-    layers = [_layer(layer, parts, sender, linear) for layer, parts in zip(weights.layers, plan.layers, strict=False)]
-    final_norm = sender.norm(required(weights.final_norm))
+    layers = [
+        _layer(config, layer, parts, sender, linear) for layer, parts in zip(weights.layers, plan.layers, strict=False)
+    ]
+    final_norm = _norm(
+        config, sender, weights.final_norm, weights.final_norm_bias, exists=not config.post_residual_norms
+    )
+    embedding_norm = _norm(
+        config, sender, weights.embedding_norm, weights.embedding_norm_bias, exists=config.embedding_norm
+    )
     head = table.within(plan.head) if isinstance(plan.head, slice) else sender.matrix(plan.head)
+    head_bias = sender.given_norm(weights.head_bias)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return DeviceWeights(
-        Embedding(table),
+        Embedding(table, positions),
         tuple(layers),
         final_norm,
-        Linear((head,), (None,), workspace, ordered_activations=ordered_activations, tiles=tiles),
+        Linear((head,), (head_bias,), workspace, ordered_activations=ordered_activations, tiles=tiles),
         sender.done + workspace.nbytes,
         tiles,
+        embedding_norm,
     )
 
 
+def _norm(
+    config: ModelConfig, sender: Sender, weight: Tensor | None, bias: Tensor | None, *, exists: bool
+) -> DeviceNorm | None:
+    """Send a norm of the model's kind, which may have neither weight nor bias."""
+    return DeviceNorm(sender.given_norm(weight), sender.given_norm(bias), config.layer_norm) if exists else None
+
+
 def _layer(
+    config: ModelConfig,
     weights: LayerWeights,
     parts: dict[str, tuple[Part, ...]],
     sender: Sender,
     linear: Callable[[Sequence[Part]], Linear],
 ) -> DeviceLayer:
     """Send a layer; `linear` sends the matrices of a product."""
+    w, norm, by_head = weights, partial(_norm, config, sender), config.qk_norm is not None
     mixer: DeviceAttention | DeviceLatent | None = None
     if weights.latent is not None:
         mixer = _latent(weights.latent, parts, sender, linear)
@@ -137,8 +158,8 @@ def _layer(
         mixer = DeviceAttention(
             linear(parts["qkv"]),
             linear(parts["o"]),
-            sender.given_norm(weights.q_norm),
-            sender.given_norm(weights.k_norm),
+            norm(w.q_norm, w.q_norm_bias, exists=by_head),
+            norm(w.k_norm, w.k_norm_bias, exists=by_head),
             sender.given_norm(weights.sinks),
         )
     state = None if weights.state is None else _state(weights.state, parts, sender, linear)
@@ -146,15 +167,16 @@ def _layer(
     if weights.experts is not None:
         fed = _experts(weights.experts, parts, sender, linear)
     elif "down" in parts:
-        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]))
+        fed = DeviceMlp(linear(parts["gate_up"]), linear(parts["down"]), sender.given_norm(w.xielu))
+    before, after = config.input_norms and not config.shared_norm, config.output_norms or config.post_residual_norms
     return DeviceLayer(
         mixer,
         state,
         fed,
-        sender.given_norm(weights.input_norm),
-        sender.given_norm(weights.post_norm),
-        sender.given_norm(weights.attention_output_norm),
-        sender.given_norm(weights.mlp_output_norm),
+        norm(w.input_norm, w.input_norm_bias, exists=config.input_norms),
+        norm(w.post_norm, w.post_norm_bias, exists=before),
+        norm(w.attention_output_norm, w.attention_output_norm_bias, exists=after),
+        norm(w.mlp_output_norm, w.mlp_output_norm_bias, exists=after),
     )
 
 

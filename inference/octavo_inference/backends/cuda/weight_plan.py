@@ -20,7 +20,9 @@ from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weight
 _OUTPUT = {"o": ("o",)}
 _ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), **_OUTPUT}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
-_VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm", "sinks")
+_NORMS = ("input_norm", "post_norm", "q_norm", "k_norm", "attention_output_norm", "mlp_output_norm")
+_VECTORS = (*_NORMS, *(f"{name}_bias" for name in _NORMS), "sinks", "xielu")
+_OTHERS = ("final_norm", "final_norm_bias", "embedding_norm", "embedding_norm_bias", "head_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,14 @@ class WeightPlan:
     layers: tuple[dict[str, tuple[Part, ...]], ...]
     head: Part | slice
     vectors: tuple[Tensor, ...]
+    positions: Part | None = None
 
     @property
     def parts(self) -> list[Part]:
         """All matrices."""
         inside = [part for layer in self.layers for parts in layer.values() for part in parts]
-        return [self.embedding, *inside, *([] if isinstance(self.head, slice) else [self.head])]
+        alone = (self.embedding, self.positions, None if isinstance(self.head, slice) else self.head)
+        return [*(part for part in alone if part is not None), *inside]
 
     @property
     def ordered(self) -> bool:
@@ -84,6 +88,7 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         return mixers | fused(layer, _GATED if config.gated else _NOT_GATED)
 
     vectors = [getattr(layer, name) for layer in layers for name in _VECTORS]
+    others = [getattr(weights, name) for name in _OTHERS]
     added = [vector for layer in layers if layer.experts is not None for vector in expert_vectors(layer.experts)]
     added += [vector for layer in layers if layer.state is not None for vector in state_vectors(layer.state)]
     added += [vector for layer in layers if layer.latent is not None for vector in latent_vectors(layer.latent)]
@@ -91,7 +96,8 @@ def plan_weights(config: ModelConfig, weights: Weights, dense: Dense, quantizati
         alone(weights.embedding),
         tuple(map(matrices, layers)),
         _rows_within(weights.embedding, weights.lm_head) or alone(weights.lm_head),
-        tuple(vector for vector in (*vectors, *added, weights.final_norm) if vector is not None),
+        tuple(vector for vector in (*vectors, *added, *others) if vector is not None),
+        None if weights.positions is None else parts_of([weights.positions], [None], dense, "dense")[0],
     )
 
 

@@ -49,6 +49,32 @@ def _gemma3(hidden: int, heads: int, kv_heads: int, intermediate: int, head_dim:
     )
 
 
+def _olmo2(hidden: int, heads: int, kv_heads: int, intermediate: int) -> ModelConfig:
+    return replace(
+        _llama(hidden, heads, kv_heads, intermediate),
+        architecture="olmo2",
+        vocab=100_352,
+        qk_norm="whole",
+        input_norms=False,
+        output_norms=True,
+    )
+
+
+def _cohere2(hidden: int, heads: int, kv_heads: int, intermediate: int) -> ModelConfig:
+    return replace(
+        _llama(hidden, heads, kv_heads, intermediate),
+        architecture="cohere2",
+        layers=2,
+        vocab=256_000,
+        windows=(4096, None),
+        rotated=(True, False),
+        layer_norm=True,
+        parallel=True,
+        shared_norm=True,
+        logit_scale=0.25,
+    )
+
+
 _STATE = LayerParts(attention=False, state=True)
 
 
@@ -82,6 +108,10 @@ SHAPES = {
     "gemma-3-4b": _gemma3(2560, 8, 4, 10_240, 256, 1024),
     "gemma-3-12b": _gemma3(3840, 16, 8, 15_360, 256, 1024),
     "gemma-3-27b": _gemma3(5376, 32, 16, 21_504, 128, 1024),
+    "olmo-2-7b": _olmo2(4096, 32, 32, 11_008),
+    "olmo-2-32b": _olmo2(5120, 40, 8, 27_648),
+    "command-r7b": _cohere2(4096, 32, 8, 14_336),
+    "command-a": _cohere2(12_288, 96, 8, 36_864),
     "smollm2-135m": _llama(576, 9, 3, 1536, head_dim=64),
     "smollm2-360m": _llama(960, 15, 5, 2560, head_dim=64),
     "granite-4.0-h-micro": _hybrid(

@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile, attention_tile, dot_type
-from octavo_inference.backends.cuda.kernels.paged_indexing import bend, block_ids, find_sequence
+from octavo_inference.backends.cuda.kernels.paged_indexing import bend, block_ids, find_sequence, first_seen
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, reduce_parts
 
 
@@ -28,13 +28,15 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
     ],
 )
 def _attend(
-    q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, out, acc_out, top_out, total_out,
-    scale, softcap, num_seqs, table_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D: tl.constexpr, DOT: tl.constexpr, FIELDS: tl.constexpr,
+    q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc_out, top_out,
+    total_out, scale, softcap, num_seqs, table_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, POOL_HEADS: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    D: tl.constexpr, DOT: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     GROUP: tl.constexpr = HEADS // KV_HEADS
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    LIMITED: tl.constexpr = WINDOW + CHUNK
     LOG2E: tl.constexpr = 1.4426950408889634
     wait_for_previous()
     if parts is None:
@@ -82,13 +84,13 @@ def _attend(
     position = context + nth
 
     high = context + tl.minimum(first + BLOCK_Q, tokens)  # keys that any row sees
-    low = tl.maximum(context + first - WINDOW + 1, 0) if WINDOW else 0
+    low = first_seen(context + first, WINDOW, CHUNK) if LIMITED else 0
     lowest = low // BLOCK_N
     tiles = tl.cdiv(high, BLOCK_N) - lowest
     begin = lowest + tiles * part // count
     end = lowest + tiles * (part + 1) // count
     # All rows see all keys of the tiles from `full` to before `ragged`.
-    full = tl.cdiv(tl.maximum(high - WINDOW, 0), BLOCK_N) if WINDOW else 0
+    full = tl.cdiv(first_seen(high - 1, WINDOW, CHUNK), BLOCK_N) if LIMITED else 0
     ragged = (context + first + 1) // BLOCK_N
 
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -97,7 +99,11 @@ def _attend(
         top = tl.load(sinks + head).to(tl.float32) * LOG2E
         total += tl.where(part == 0, 1.0, 0.0)
     acc = tl.zeros([BLOCK_M, D], tl.float32)
-    exponent = LOG2E if softcap is not None else scale * LOG2E
+    exponent = scale * LOG2E
+    if (softcap is not None) or (slopes is not None):
+        exponent = LOG2E
+    if slopes is not None:
+        slope = tl.load(slopes + head)[:, None]
     table = block_table + tl.load(row + seq).to(tl.int64) * table_stride
     lanes = tl.arange(0, BLOCK_N)
     # The block ids of a tile are loaded one tile ahead. So the addresses of K and V depend on no load of their own
@@ -106,22 +112,26 @@ def _attend(
     for tile in range(begin, end):
         keys = tile * BLOCK_N + lanes
         stored = keys < high  # later slots are arbitrary, possibly NaN, and must not be read
-        if WINDOW:
+        if LIMITED:
             stored &= keys >= low  # blocks before the window may belong to another sequence by now
-        key_row = (block * 2 * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
-        value_row = key_row + KV_HEADS * BLOCK_SIZE
+        key_row = (block * 2 * POOL_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
+        value_row = key_row + POOL_HEADS * BLOCK_SIZE
         block = block_ids(table, keys + BLOCK_N, high, BLOCK_SIZE)
         mask = stored[:, None] & inside[None, :]
         key = tl.load(kv + key_row[:, None] * DIM + dims[None, :], mask=mask, other=0.0).to(DOT)
         score = tl.dot(query, tl.trans(key), input_precision="ieee")
         if scales is not None:
             score *= tl.load(scales + key_row, mask=stored, other=0.0)[None, :]
+        if (softcap is not None) or (slopes is not None):
+            score *= scale
         if softcap is not None:
-            score = bend(score * scale, softcap)
+            score = bend(score, softcap)
+        if slopes is not None:
+            score -= slope * (position[:, None] - keys[None, :]).to(tl.float32)
         if (tile < full) | (tile >= ragged):
             seen = keys[None, :] <= position[:, None]
-            if WINDOW:
-                seen &= position[:, None] - keys[None, :] < WINDOW
+            if LIMITED:
+                seen &= keys[None, :] >= first_seen(position, WINDOW, CHUNK)[:, None]
             score = tl.where(seen, score, float("-inf"))
 
         higher = tl.maximum(top, tl.max(score, 1) * exponent)
@@ -159,24 +169,30 @@ def attend(
     bounds: Torch | None = None,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: Torch | None = None,
+    slopes: Torch | None = None,
     parts: Torch | None = None,
     partial: Partial | None = None,
     tile: AttentionTile | None = None,
+    kv_heads: int | None = None,
 ) -> None:
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
-    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. block_table [rows, columns] with
+    scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. `kv_heads`: those of a layer that
+    has fewer than the pool. block_table [rows, columns] with
     rows at any stride, row [B] of it, query_start [B + 1], seq_len [B] int32. All others are contiguous. Rows of `out`
     for tokens from query_start[B] on stay unchanged. Sequences without query tokens are skipped for any seq_len.
 
     bounds [2] int32: only the sequences from the first bound up to the second, both at most B. They are read on the
     device, so that a graph may hold a subset that changes from step to step.
 
-    A token attends to `window` tokens, itself included (None: all before it). A softcap c maps a score x to
-    c * tanh(x / c). sinks [heads]: a logit per head that adds to the softmax's denominator and has no value.
+    A token attends to `window` tokens, itself included (None: all before it), within its own chunk of `chunk` positions
+    (None: no chunks). A softcap c maps a score x to c * tanh(x / c). slopes [heads] float32 (ALiBi): the result falls
+    by the head's slope with each position from key to token. sinks [heads]: a logit per head that adds to the softmax's
+    denominator and has no value.
 
     parts [P, 3] int32 of `decode_parts`: sequences with one query token, split along their keys, instead of `bounds`.
     Tokens of sequences without a part stay unchanged. partial: buffers for the results of sequences with several parts,
@@ -186,7 +202,8 @@ def attend(
     prefill and decode over query blocks of tokens x group: vLLM's unified Triton attention.
     """
     tokens, heads, dim = q.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    _, _, pool_heads, block_size, _ = kv.shape
+    kv_heads = kv_heads or pool_heads
     group = heads // kv_heads
     sequences = len(seq_len)
     tile = tile or attention_tile(dim, group, q.dtype, decode=parts is not None, quantized=scales is not None)
@@ -195,9 +212,10 @@ def attend(
     grid = (tokens // (tile.rows // group) + sequences, kv_heads) if parts is None else (kv_heads, len(parts))
     acc, top, total = partial or (None, None, None)
     _attend[grid](
-        q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, out, acc, top, total,
+        q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc, top, total,
         scale, softcap, sequences, block_table.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
+        HEADS=heads, KV_HEADS=kv_heads, POOL_HEADS=pool_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
+        CHUNK=chunk or 0,
         BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
         FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip

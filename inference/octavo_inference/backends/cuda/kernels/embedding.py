@@ -14,8 +14,8 @@ _COLUMNS = 1024
 
 
 @triton.jit
-def _embed(tokens, table, scales, minimums, factors, levels, out, factor, hidden, width, groups, FORM: tl.constexpr,
-           GROUP: tl.constexpr, ZERO: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
+def _embed(tokens, table, scales, minimums, factors, levels, positions, learned, out, factor, hidden, width, groups,
+           FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, COLUMNS: tl.constexpr):  # fmt: skip
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     token = tl.load(tokens + row).to(tl.int64)
@@ -37,19 +37,32 @@ def _embed(tokens, table, scales, minimums, factors, levels, out, factor, hidden
         values = affine(values, scales, minimums, token * groups + at // GROUP, mask)
     if factors is not None:
         values *= tl.load(factors + token)
-    tl.store(out + row * hidden + at, values * factor, mask=mask)
+    values *= factor
+    if learned is not None:
+        place = tl.load(positions + row).to(tl.int64)
+        values += tl.load(learned + place * hidden + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * hidden + at, values, mask=mask)
 
 
-def embed(tokens: Torch, table: DeviceMatrix, out: Torch, *, factor: float = 1.0) -> None:
-    """Write the table's rows for the tokens, times `factor`, to `out`.
+def embed(
+    tokens: Torch,
+    table: DeviceMatrix,
+    out: Torch,
+    *,
+    factor: float = 1.0,
+    positions: Torch | None = None,
+    learned: Torch | None = None,
+) -> None:
+    """Write the table's rows for the tokens, times `factor`, to `out`; add the rows of `learned` for `positions`.
 
-    tokens [T] int32 or int64, each a row of the table; out [T, hidden] float32, contiguous.
+    tokens [T] int32 or int64, each a row of the table; out [T, hidden] float32, contiguous. positions [T] int32, and
+    learned [positions, hidden] of any float type, contiguous: both or neither.
     """
     hidden = out.shape[1]
     if len(tokens) == 0:
         return
     _embed[len(tokens), triton.cdiv(hidden, _COLUMNS)](
-        tokens, table.values, table.scales, table.minimums, table.factors, table.levels, out, factor, hidden,
-        table.values.shape[1], table.groups, FORM=table.form, GROUP=table.layout.group, ZERO=table.layout.zero,
-        COLUMNS=_COLUMNS, **launch_options(),
+        tokens, table.values, table.scales, table.minimums, table.factors, table.levels, positions, learned, out,
+        factor, hidden, table.values.shape[1], table.groups, FORM=table.form, GROUP=table.layout.group,
+        ZERO=table.layout.zero, COLUMNS=_COLUMNS, **launch_options(),
     )  # fmt: skip

@@ -1,9 +1,12 @@
-"""RMSNorm of rows, alone and fused with the addition to the residual stream.
+"""RMSNorm and LayerNorm of rows, alone and fused with the addition to the residual stream.
 
-Source: Zhang and Sennrich 2019. The residual stream is float32; inputs and outputs may be narrower.
+Sources: Zhang and Sennrich 2019; Ba, Kiros and Hinton 2016. The residual stream is float32; inputs and outputs may be
+narrower.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -12,98 +15,105 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 
 
+class DeviceNorm(NamedTuple):
+    """A norm's weight and bias, of any float type; None: it has none. `centred`: LayerNorm, else RMSNorm."""
+
+    weight: Torch | None
+    bias: Torch | None = None
+    centred: bool = False
+
+
 @triton.jit
-def _normed(x, weight, columns, inside, hidden, eps):
+def normalized(x, weight, bias, columns, inside, width, eps, CENTRED: tl.constexpr):
     """Normalize one row in float32. x is zero past the row's end."""
-    scale = tl.rsqrt(tl.sum(x * x) / hidden + eps)
-    return x * scale * tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if CENTRED:
+        x = tl.where(inside, x - tl.sum(x) / width, 0.0)
+    x = x * tl.rsqrt(tl.sum(x * x) / width + eps)
+    if weight is not None:
+        x *= tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if bias is not None:
+        x += tl.load(bias + columns, mask=inside, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit
-def _rms_norm(x, weight, out, x_stride, out_stride, hidden, eps, BLOCK: tl.constexpr):
+def _normalize(x, weight, bias, out, x_stride, out_stride, width, eps, CENTRED: tl.constexpr, BLOCK: tl.constexpr):
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < hidden
+    inside = columns < width
     values = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
-    result = _normed(values, weight, columns, inside, hidden, eps)
+    result = normalized(values, weight, bias, columns, inside, width, eps, CENTRED)
     tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add_rms_norm(
-    residual,
-    x,
-    scale,
-    x_weight,
-    weight,
-    out,
-    residual_stride,
-    x_stride,
-    out_stride,
-    hidden,
-    eps,
-    NORM_X: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+def _add_normalize(
+    residual, x, scale, x_weight, x_bias, weight, bias, out, residual_stride, x_stride, out_stride, width, eps,
+    NORM_X: tl.constexpr, NORM: tl.constexpr, KEEP: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     wait_for_previous()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    inside = columns < hidden
+    inside = columns < width
     added = tl.load(x + row * x_stride + columns, mask=inside, other=0.0).to(tl.float32)
     if NORM_X:
-        added = _normed(added, x_weight, columns, inside, hidden, eps)
+        added = normalized(added, x_weight, x_bias, columns, inside, width, eps, CENTRED)
     at = residual + row * residual_stride + columns
     total = tl.load(at, mask=inside, other=0.0) + scale * added
-    tl.store(at, total, mask=inside)
-    result = _normed(total, weight, columns, inside, hidden, eps)
-    tl.store(out + row * out_stride + columns, result.to(out.dtype.element_ty), mask=inside)
+    if not KEEP:
+        tl.store(at, total, mask=inside)
+    if NORM:
+        total = normalized(total, weight, bias, columns, inside, width, eps, CENTRED)
+    if KEEP:
+        tl.store(at, total, mask=inside)
+    tl.store(out + row * out_stride + columns, total.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Torch, weight: Torch, eps: float, out: Torch) -> None:
-    """Normalize each row: out = x / sqrt(mean(x**2) + eps) * weight.
+def normalize(x: Torch, norm: DeviceNorm, eps: float, out: Torch) -> None:
+    """Normalize each row: out = x / sqrt(mean(x**2) + eps) * weight + bias, of x - mean(x) if the norm is centred.
 
-    x [T, H], weight [H], out [T, H], each of any float type; rows may have any stride, elements are contiguous.
+    x [T, H], weight and bias [H], out [T, H], each of any float type; rows may have any stride, elements are
+    contiguous. `out` may be x.
     """
-    rows, hidden = x.shape
+    rows, width = x.shape
     if rows:
-        block, warps = _sizes(hidden)
-        _rms_norm[(rows,)](
-            x, weight, out, x.stride(0), out.stride(0), hidden, eps, BLOCK=block, num_warps=warps, **launch_options()
-        )
+        block, warps = tile_of(width)
+        _normalize[(rows,)](
+            x, norm.weight, norm.bias, out, x.stride(0), out.stride(0), width, eps, CENTRED=norm.centred, BLOCK=block,
+            num_warps=warps, **launch_options(),
+        )  # fmt: skip
 
 
-def add_rms_norm(
-    residual: Torch, x: Torch, scale: float, weight: Torch, eps: float, out: Torch, x_weight: Torch | None = None
+def add_normalize(
+    residual: Torch,
+    x: Torch,
+    scale: float,
+    norm: DeviceNorm | None,
+    eps: float,
+    out: Torch,
+    x_norm: DeviceNorm | None = None,
+    *,
+    keep: bool = False,
 ) -> None:
-    """Add to the residual stream, then normalize it: residual += scale * x; out = norm(residual) * weight.
+    """Add to the residual stream, then normalize it: residual += scale * x; out = norm(residual).
 
-    residual [T, H] float32, changed in place; x, out [T, H] and weight [H] of any float type. With x_weight [H], x is
-    normalized with it before the addition (`output_norms` of the model).
+    residual [T, H] float32, changed in place; x, out [T, H] and weights [H] of any float type. x is normalized with
+    `x_norm` before the addition (`output_norms` of the model). Without `norm` out is the residual stream. `keep`: the
+    result becomes the residual stream (`post_residual_norms`). Both norms are of one kind.
     """
-    rows, hidden = x.shape
+    rows, width = x.shape
     if rows:
-        block, warps = _sizes(hidden)
-        _add_rms_norm[(rows,)](
-            residual,
-            x,
-            scale,
-            weight if x_weight is None else x_weight,
-            weight,
-            out,
-            residual.stride(0),
-            x.stride(0),
-            out.stride(0),
-            hidden,
-            eps,
-            NORM_X=x_weight is not None,
-            BLOCK=block,
-            num_warps=warps,
-            **launch_options(),
-        )
+        block, warps = tile_of(width)
+        after, before = norm or DeviceNorm(None), x_norm or DeviceNorm(None)
+        _add_normalize[(rows,)](
+            residual, x, scale, before.weight, before.bias, after.weight, after.bias, out, residual.stride(0),
+            x.stride(0), out.stride(0), width, eps, NORM_X=x_norm is not None, NORM=norm is not None, KEEP=keep,
+            CENTRED=before.centred or after.centred, BLOCK=block, num_warps=warps, **launch_options(),
+        )  # fmt: skip
 
 
-def _sizes(hidden: int) -> tuple[int, int]:
+def tile_of(width: int) -> tuple[int, int]:
     """Size and warps of the tile, which holds one row: at most 16 elements per thread up to 8192."""
-    block = triton.next_power_of_2(hidden)
+    block = triton.next_power_of_2(width)
     return block, max(1, min(16, block // 512))

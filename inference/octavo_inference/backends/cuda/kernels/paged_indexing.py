@@ -31,6 +31,17 @@ def block_ids(table, keys, end, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first key that the token at a position attends to, of `WINDOW` keys and within `CHUNK` positions; 0: all."""
+    low = position * 0
+    if WINDOW:
+        low = tl.maximum(position - WINDOW + 1, 0)
+    if CHUNK:
+        low = tl.maximum(low, position // CHUNK * CHUNK)
+    return low
+
+
+@triton.jit
 def bend(x, cap):
     """Softcap: cap * tanh(x / cap), computed with an exponential that cannot overflow."""
     shrunk = tl.exp2(tl.abs(x) * (-2.8853900817779268 / cap))  # exp(-2 |x| / cap)

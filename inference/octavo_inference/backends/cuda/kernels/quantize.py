@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
-from octavo_inference.backends.cuda.kernels.rope_and_cache import encode_e4m3
+from octavo_inference.backends.cuda.kernels.encode import encode_e4m3
 
 _COLUMNS = 2048
 

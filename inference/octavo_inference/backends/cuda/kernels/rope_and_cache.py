@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
+from octavo_inference.backends.cuda.kernels.encode import encode_e4m3, round_even
+from octavo_inference.backends.cuda.kernels.head_norm import head_normed, head_statistics
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm
 
 _HEADS_AT_ONCE = 4
 _LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
 
 
-@triton.jit
-def round_even(x):
-    """Round |x| < 2**22 to the nearest integer, ties to even: near 1.5 * 2**23 float32 has no bits for a fraction."""
-    return (x + 12582912.0) - 12582912.0
+class HeadRules(NamedTuple):
+    """What few models do to heads of q and k. `normed_last`: the norms come after the rotation.
 
-
-@triton.jit
-def encode_e4m3(x):
-    """The bits of float8_e4m3fn for |x| <= 448, ties to even, as uint8.
-
-    Written out because Triton's interpreter truncates where the GPU rounds, and GPUs before compute capability 8.9 have
-    no such instruction. The largest code below NaN is 448, so nothing overflows.
+    `clip`: limit of the values of q, k and v, after norms before the rotation. `temperature` (floor, factor): q *= 1 +
+    factor * ln(1 + floor((position + 1) / floor)).
     """
-    size = tl.abs(x)
-    bits = size.to(tl.uint32, bitcast=True)
-    # The exponent's bias is 127 in float32 and 7 in float8_e4m3fn; 20 of 23 mantissa bits are dropped.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    # Below 2**-6 codes are multiples of 2**-9, which is the unit in the last place of a float32 from 2**14 on.
-    tiny = (size + 16384.0).to(tl.uint32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0.015625, tiny, normal)
-    return (code | ((x.to(tl.uint32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+
+    normed_last: bool = False
+    clip: float | None = None
+    temperature: tuple[float, float] | None = None
+
+
+PLAIN = HeadRules()
+
+
+@triton.jit
+def _clipped(x, limit):
+    """Values within the limit; NaN stays NaN."""
+    return tl.where(x > limit, limit, tl.where(x < -limit, -limit, x))
 
 
 @triton.jit(do_not_specialize_on_alignment=["positions", "slots"])
 def _rope_store(
-    qkv, positions, slots, table, q_norm, k_norm, q_out, kv, scales, eps, row_stride,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LARGEST: tl.constexpr, FP8: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr,
+    qkv, positions, slots, table, q_norm, q_bias, k_norm, k_bias, q_out, kv, scales, eps, clip, floor, factor,
+    row_stride,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, POOL_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, NORM: tl.constexpr, BY_HEAD: tl.constexpr, CENTRED: tl.constexpr, LARGEST: tl.constexpr,
+    FP8: tl.constexpr, BLOCK_H: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
     wait_for_previous()
@@ -61,15 +66,21 @@ def _rope_store(
     partner = tl.where(dims < HALF, dims + HALF, tl.where(dims < ROTARY, dims - HALF, dims))
     if ROTARY:
         other = tl.load(row + partner[None, :], mask=mask, other=0.0).to(tl.float32)
-    if q_norm is not None:
-        rstd = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
-        q_weight = tl.load(q_norm + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        k_weight = tl.load(k_norm + dims, mask=inside, other=0.0).to(tl.float32)[None, :]
-        x = tl.where(turns[:, None], x * rstd * tl.where(is_q[:, None], q_weight, k_weight), x)
+    if NORM == "first":
+        mean, rstd = head_statistics(x, inside, eps, DIM, CENTRED)
+        normed = head_normed(
+            x, mean, rstd, q_norm, q_bias, k_norm, k_bias, head, dims, inside, HEADS, KV_HEADS, DIM, BY_HEAD, CENTRED
+        )
+        x = tl.where(turns[:, None], normed, x)
+        if ROTARY:  # partners of v stay unused
+            other = head_normed(
+                other, mean, rstd, q_norm, q_bias, k_norm, k_bias, head, partner, inside, HEADS, KV_HEADS, DIM,
+                BY_HEAD, CENTRED,
+            )  # fmt: skip
+    if clip is not None:
+        x = _clipped(x, clip)
         if ROTARY:
-            q_weight = tl.load(q_norm + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
-            k_weight = tl.load(k_norm + partner, mask=inside, other=0.0).to(tl.float32)[None, :]
-            other = other * rstd * tl.where(is_q[:, None], q_weight, k_weight)
+            other = _clipped(other, clip)
     if ROTARY:
         angles = table + tl.load(positions + token).to(tl.int64) * ROTARY
         turning = dims < ROTARY
@@ -78,10 +89,20 @@ def _rope_store(
         sin = tl.load(angles + HALF + nth, mask=turning, other=0.0)
         sin = tl.where(dims < HALF, -sin, sin)
         x = tl.where(turns[:, None], x * cos[None, :] + other * sin[None, :], x)
+    if NORM == "last":
+        mean, rstd = head_statistics(x, inside, eps, DIM, CENTRED)
+        normed = head_normed(
+            x, mean, rstd, q_norm, q_bias, k_norm, k_bias, head, dims, inside, HEADS, KV_HEADS, DIM, BY_HEAD, CENTRED
+        )
+        x = tl.where(turns[:, None], normed, x)
+    if floor is not None:
+        floors = tl.floor((tl.load(positions + token) + 1).to(tl.float32) / floor)
+        x = tl.where(is_q[:, None], x * (1.0 + factor * tl.log(1.0 + floors)), x)
 
     at_q = (token * HEADS + head)[:, None] * DIM + dims[None, :]
     tl.store(q_out + at_q, x.to(q_out.dtype.element_ty), mask=mask & is_q[:, None])
-    kv_row = (slot // BLOCK_SIZE * (2 * KV_HEADS) + head - HEADS) * BLOCK_SIZE + slot % BLOCK_SIZE
+    stored = head - HEADS + tl.where(turns, 0, POOL_HEADS - KV_HEADS)  # K, then V, of as many heads as the pool has
+    kv_row = (slot // BLOCK_SIZE * (2 * POOL_HEADS) + stored) * BLOCK_SIZE + slot % BLOCK_SIZE
     is_kv = real & (head >= HEADS)
     at_kv = kv + kv_row[:, None] * DIM + dims[None, :]
     kv_mask = mask & is_kv[:, None]
@@ -102,32 +123,41 @@ def rope_store(
     positions: Torch,
     slots: Torch,
     table: Torch | None,
-    q_norm: Torch | None,
-    k_norm: Torch | None,
+    q_norm: DeviceNorm | None,
+    k_norm: DeviceNorm | None,
     eps: float,
     q_out: Torch,
     kv: Torch,
     scales: Torch | None,
+    rules: HeadRules = PLAIN,
+    kv_heads: int | None = None,
 ) -> None:
     """Normalize and rotate the heads of q and k, write q, store k and v in the pool (quantized where it has scales).
 
     qkv [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; positions [T], slots [T] integers: slot = block *
     block_size + offset, or -1 for a padding row, which is skipped. table [positions, rotary] float32, cosines then
-    sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm [head_dim], both or
-    neither: RMSNorm over each head before the rotation. q_out [T, heads, head_dim]; kv [num_blocks, 2, kv_heads,
-    block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a layer of `KvPool`. Float types are
-    float32, bfloat16 or float16 throughout; sums are float32.
+    sines, or None: no rotation; elements i and i + rotary/2 of a head are a pair. q_norm, k_norm, both or neither and
+    of one kind: norms over each head, [head_dim], or with weights for each head, [heads * head_dim]. q_out [T, heads,
+    head_dim]; kv [num_blocks, 2, kv_heads, block_size, head_dim] and scales [num_blocks, 2, kv_heads, block_size]: a
+    layer of `KvPool`. `kv_heads`: those of a layer that has fewer than the pool. Float types are float32, bfloat16 or
+    float16 throughout; sums are float32.
 
     Sources: RoFormer (Su et al. 2021); scales per token and head as in KIVI's values (Liu et al. 2024).
     """
     tokens, heads, dim = q_out.shape
-    _, _, kv_heads, block_size, _ = kv.shape
+    _, _, pool_heads, block_size, _ = kv.shape
+    kv_heads = kv_heads or pool_heads
     fp8 = kv.dtype == torch.float8_e4m3fn
     grid = (tokens, triton.cdiv(heads + 2 * kv_heads, _HEADS_AT_ONCE))
+    q, k = q_norm or DeviceNorm(None), k_norm or DeviceNorm(None)
+    floor, factor = rules.temperature or (None, None)
     _rope_store[grid](
-        qkv, positions, slots, table, q_norm, k_norm, q_out, kv.view(torch.uint8) if fp8 else kv, scales,
-        eps, qkv.stride(0),
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, ROTARY=0 if table is None else table.shape[1], BLOCK_SIZE=block_size,
+        qkv, positions, slots, table, q.weight, q.bias, k.weight, k.bias, q_out, kv.view(torch.uint8) if fp8 else kv,
+        scales, eps, rules.clip, floor, factor, qkv.stride(0),
+        HEADS=heads, KV_HEADS=kv_heads, POOL_HEADS=pool_heads, DIM=dim,
+        ROTARY=0 if table is None else table.shape[1], BLOCK_SIZE=block_size,
+        NORM="none" if q_norm is None else "last" if rules.normed_last else "first",
+        BY_HEAD=q.weight is not None and q.weight.numel() != dim, CENTRED=q.centred,
         LARGEST=_LARGEST.get(kv.dtype, 0.0), FP8=fp8, BLOCK_H=_HEADS_AT_ONCE, D=triton.next_power_of_2(dim),
         num_warps=1, **launch_options(),
     )  # fmt: skip

@@ -21,7 +21,7 @@ class LayerContext:
     """A model's description (or that of a rank's shard, `models.shard`) with its pool, row table and buffers.
 
     `ropes[layer]` is the table of cosines and sines [positions, rotary dim] or None; `buffers` are of `buffer_shapes`.
-    `layout`: which block table and which part of the pool each layer uses.
+    `slopes` [heads] are those of ALiBi. `layout`: which block table and which part of the pool each layer uses.
     Parts run one after the other and share the buffers: `projected` holds the result of the part that ran last.
     """
 
@@ -35,3 +35,14 @@ class LayerContext:
     layout: PoolLayout
     states: DeviceStates
     group: RankGroup = ALONE
+    slopes: Torch | None = None
+
+    def heads(self, number: int) -> tuple[int, int]:
+        """Heads of queries, and of keys and values, of this rank in a layer."""
+        part = self.config.part(number)
+        return part.heads or self.config.heads, part.kv_heads or self.config.kv_heads
+
+
+def rows_of(buffer: Torch, tokens: int, width: int) -> Torch:
+    """Contiguous rows at the start of a buffer, which may be for a wider layer."""
+    return buffer.view(-1)[: tokens * width].view(tokens, width)

@@ -17,8 +17,10 @@ from octavo_inference.backends.cuda.layers.mlp import mlp
 from octavo_inference.models.layers import Experts
 
 
-def mixture(context: LayerContext, number: int, experts: Experts, weights: DeviceExperts, x: Torch) -> Torch:
-    """The weighted sum of the outputs of each token's experts, and of the shared MLP; x [T, hidden], of this rank."""
+def mixture(
+    context: LayerContext, number: int, experts: Experts, weights: DeviceExperts, x: Torch, out: Torch
+) -> Torch:
+    """Write the weighted sum of the outputs of experts, and of the shared MLP; x [T, hidden], of this rank alone."""
     buffers, tokens = context.buffers, len(x)
     ids, shares = buffers.expert_ids[:tokens], buffers.expert_weights[:tokens]
     rows = len(weights.router)
@@ -43,9 +45,8 @@ def mixture(context: LayerContext, number: int, experts: Experts, weights: Devic
         near=experts.near,
     )
     outputs = _products(context, experts, weights, x, ids, shares if experts.input_scaled else None)
-    out = buffers.projected[:tokens]
     if weights.shared is not None:
-        mlp(context, weights.shared, x)
+        mlp(context, weights.shared, x, out)
     expert_sum(outputs, ids, None if experts.input_scaled else shares, gates, out, add=weights.shared is not None)
     return out
 

@@ -9,7 +9,7 @@ from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.decode_parts import most_split
 from octavo_inference.backends.cuda.kernels.latent_attention import attend_latents, expand_heads
 from octavo_inference.backends.cuda.kernels.latent_store import latent_store
-from octavo_inference.backends.cuda.kernels.norm import rms_norm
+from octavo_inference.backends.cuda.kernels.norm import DeviceNorm, normalize
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, partial_views
 from octavo_inference.backends.cuda.layers.context import LayerContext
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
@@ -28,7 +28,7 @@ def latent_attention(
     queries, down = projected[:, : -latent.cached_dim], projected[:, -latent.cached_dim :]
     if weights.q_up is not None and weights.q_norm is not None:
         normed = buffers.query_latent[:tokens]
-        rms_norm(queries, weights.q_norm, latent.norm_eps, normed)
+        normalize(queries, DeviceNorm(weights.q_norm), latent.norm_eps, normed)
         queries = weights.q_up(normed, buffers.queries[:tokens])
     latent_store(
         queries,

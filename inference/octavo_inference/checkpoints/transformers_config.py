@@ -13,6 +13,7 @@ from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
+from octavo_inference.models.config import Pooling, Task
 
 # Layer types whose attention selects keys by position; others carry state or select keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -35,6 +36,21 @@ class ForeignConfig:
     eos_token_ids: tuple[int, ...]
     digest: str
     kv_elements: int = 0
+
+    @property
+    def task(self) -> Task:
+        """It predicts tokens."""
+        return "generate"
+
+    @property
+    def pooling(self) -> Pooling:
+        """As for any decoder."""
+        return "last"
+
+    @property
+    def bidirectional(self) -> bool:
+        """False: encoders are computed natively."""
+        return False
 
     @property
     def state_bytes(self) -> int:

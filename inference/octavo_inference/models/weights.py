@@ -211,8 +211,9 @@ def required(tensor: Matrix | None) -> Matrix:
 class Weights:
     """All weights of a model. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from.
 
-    `positions` [rows, hidden] is added to the embedding, then `token_type` [hidden], and `embedding_norm` normalizes
-    the sum. `final_norm` is None where the last layer's norm is the last.
+    `positions` [rows, hidden] is added to the embedding, then `token_type` [hidden] (`second_token_type` for the second
+    text of a pair, where the model has one), and `embedding_norm` normalizes the sum. `final_norm` is None where the
+    last layer's norm is the last.
     """
 
     embedding: Tensor
@@ -223,6 +224,7 @@ class Weights:
     head_bias: Tensor | None = None
     positions: Tensor | None = None
     token_type: Tensor | None = None
+    second_token_type: Tensor | None = None
     embedding_norm: Tensor | None = None
     embedding_norm_bias: Tensor | None = None
 

@@ -20,8 +20,8 @@ from octavo_inference.checkpoints.hf_names import LayerNames, ModelNames
 from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_windows import alternating, chunks, kinds_of, rotated_layers, windows
 from octavo_inference.common.errors import UnsupportedModelError
-from octavo_inference.models.config import Task
 from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.task import Task
 
 Fields = dict[str, Any]
 Factors = dict[str, float | NDArray[np.float32]]

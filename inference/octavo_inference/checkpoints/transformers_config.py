@@ -13,7 +13,8 @@ from octavo_inference.checkpoints.from_hf import eos_token_ids
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
-from octavo_inference.models.config import Pooling, Task
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
 
 # Layer types whose attention selects keys by position; others carry state or select keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -43,7 +44,7 @@ class ForeignConfig:
         return "generate"
 
     @property
-    def pooling(self) -> Pooling:
+    def pooling(self) -> PoolingName:
         """As for any decoder."""
         return "last"
 

@@ -197,4 +197,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     """Message for the user if finish_reason is "error"."""
     embedding: bytes | None = None
-    """The pooled vector of a request with `pooling`: float32, little-endian, not normalized."""
+    """The pooled vector of a request with `pooling`: float32, little-endian, not normalized.
+
+    Of a model that scores pairs, the score alone.
+    """

@@ -85,8 +85,8 @@ def engine_for(
         max_running=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
         max_queued=settings.max_queued_requests,
-        chunked_prefill=settings.chunked_prefill,
-        prefix_caching=settings.prefix_caching,
+        chunked_prefill=settings.chunked_prefill and not built.config.bidirectional,
+        prefix_caching=settings.prefix_caching and not built.config.bidirectional,
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
         host_blocks=sizes.host_blocks,
@@ -101,6 +101,7 @@ def engine_for(
         clock=clock,
         failpoints=Failpoints.from_environment(),
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
+        head=model.head if isinstance(model, LoadedModel) else None,
     )
     resolved = dataclasses.replace(
         settings,
@@ -302,6 +303,7 @@ def _fit(
         block_size=block_size,
         room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
         tables=tables,
+        whole=config.bidirectional,
     )
 
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 from octavo_inference.models.layers import Experts, LatentAttention, LayerParts, StateLayer
 from octavo_inference.models.rope import Rope, RopeScaling
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 QkNorm = Literal["head", "whole"]
-Task = Literal["generate", "embed", "score"]
-Pooling = Literal["cls", "mean", "last"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ModelConfig:
     latent: LatentAttention | None = None
     state: StateLayer | None = None
     task: Task = "generate"
-    pooling: Pooling = "last"
+    pooling: PoolingName = "last"
     digest: str = ""
 
     @property

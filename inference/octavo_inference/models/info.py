@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from octavo_inference.models.config import Pooling, Task
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
 
 
 class ModelInfo(Protocol):
@@ -36,7 +37,7 @@ class ModelInfo(Protocol):
         ...
 
     @property
-    def pooling(self) -> Pooling:
+    def pooling(self) -> PoolingName:
         """The pooling of its hidden states where nothing else names one."""
         ...
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.core.model_input import RowPooling
@@ -128,3 +130,27 @@ def written(encoder: Encoder, folder: Path) -> Any:
     model = encoder.build()
     save(model, folder)
     return model
+
+
+def save_words(folder: Path, *, typed: bool) -> None:
+    """A tokenizer of the words w0, w1, ... that frames texts and pairs; with `typed`, second texts have their type."""
+    tokenizer = Tokenizer(tokenizers.models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w3"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    second = int(typed)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="w2 $A w2", pair=f"w2 $A w2 $B:{second} w2:{second}", special_tokens=[("w2", 2)]
+    )
+    # As in the files of many encoders; neither may have an effect.
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=32)
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def words(length: int, seed: int = 0) -> str:
+    """A text of so many words."""
+    return " ".join(f"w{i}" for i in np.random.default_rng(seed).integers(3, VOCAB, length))
+
+
+def ids_of(text: str) -> list[int]:
+    """The tokens of its words alone."""
+    return [int(word[1:]) for word in text.split()]

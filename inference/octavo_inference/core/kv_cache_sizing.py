@@ -94,14 +94,14 @@ def fit(
         useful = max_running * bytes_of(wanted_len)
         if whole:
             # The tokens of a step; of each sequence a partial block, and one that admission keeps free.
-            useful = min(useful, (-(-chunk // block_size) + 2 * max_running) * block_bytes)
+            useful = (-(-chunk // block_size) + 2 * max_running) * block_bytes
         useful += most_useful(max_running, state_bytes, settings.state_snapshots)
         kv_memory = min(room(max_running, chunk // (1 + steps_ahead)), useful)
     states = _states(settings, kv_memory, max_running, state_bytes, 2 * count * block_bytes)
     max_running, kv_memory = states.rows, kv_memory - states.nbytes
     # Without attention layers, blocks only count tokens.
-    whole = max_running * blocks_held(tables, wanted_len, chunk, block_size)
-    num_blocks = max(0, kv_memory // block_bytes) if block_bytes else whole
+    needed = max_running * blocks_held(tables, wanted_len, chunk, block_size)
+    num_blocks = max(0, kv_memory // block_bytes) if block_bytes else needed
     if num_blocks < 2 * count:
         raise SettingsError(
             f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least {2 * count} are "

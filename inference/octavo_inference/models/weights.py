@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, overload
 
 import numpy as np
@@ -227,6 +227,10 @@ class Weights:
     second_token_type: Tensor | None = None
     embedding_norm: Tensor | None = None
     embedding_norm_bias: Tensor | None = None
+
+    def without_head(self) -> Weights:
+        """The weights that a backend packs of a model that predicts no tokens: `lm_head` has no rows."""
+        return replace(self, lm_head=self.embedding.rows(0, 0))
 
     def tensors(self) -> Iterator[Matrix]:
         """All tensors, those of the layers first."""

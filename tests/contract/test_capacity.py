@@ -165,9 +165,10 @@ def test_the_engine_takes_what_was_expected_of_an_encoder(make_owner: Make, tmp_
     transformers.BertModel(transformers.BertConfig(vocab_size=2000, **sizes)).save_pretrained(tmp_path)
     Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
     found = inspect(str(tmp_path))
-    owner = make_owner({"engine": {"threads": 2, "scheduler": {"maxRunningRequests": 16}}})
+    owner = make_owner({"engine": {"threads": 2, "dtype": "float32", "scheduler": {"maxRunningRequests": 16}}})
     expected = expect(owner, "2Gi", found)
-    loaded = load_engine(EngineSettings(str(tmp_path), threads=2, backend="cpu", max_running_requests=16))
+    settings = EngineSettings(str(tmp_path), threads=2, backend="cpu", dtype="float32", max_running_requests=16)
+    loaded = load_engine(settings)
     plan = loaded.memory
     assert plan is not None
     assert expected.kv == plan.kv_pool

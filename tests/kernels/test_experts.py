@@ -37,6 +37,7 @@ ROUTERS = {
     "not normalized": replace(PLAIN, normalized=False, scale=1.5),
     "sigmoid": replace(PLAIN, scoring="sigmoid", normalized=False, chosen=1),
     "softmax of the chosen": replace(PLAIN, scoring="softmax_of_chosen", chosen=4),
+    "softmax of the near": replace(PLAIN, scoring="softmax_of_near", near=0.9, normalized=False),
     "groups": replace(PLAIN, groups=4, chosen_groups=2, scale=2.5),
     "best two of groups": replace(
         PLAIN, scoring="sigmoid", groups=3, chosen_groups=2, group_score="best_two", chosen=5
@@ -79,6 +80,7 @@ def routed(
         groups=experts.groups,
         chosen_groups=experts.chosen_groups,
         best_two=experts.group_score == "best_two",
+        near=experts.near,
     )
     return ids, weights, shares, load
 
@@ -90,7 +92,7 @@ def test_choice_and_weights_are_those_of_the_reference(name: str, corrected: boo
     experts = ROUTERS[name]
     torch.manual_seed(tokens)
     logits = torch.randn(tokens, experts.count)
-    correction = torch.randn(experts.count) if corrected and experts.scoring != "softmax_of_chosen" else None
+    correction = torch.randn(experts.count) if corrected and not experts.scoring.startswith("softmax_of") else None
     ids, weights, _, load = routed(experts, logits, correction)
     for token in range(tokens):
         expected, expected_weights = choose(experts, logits[token], correction)

@@ -337,6 +337,16 @@ def _mixtral(settings: HfSettings) -> Fields:
     return {**_windowed(settings), **_all_experts(settings, scoring="softmax")}
 
 
+def _phimoe(settings: HfSettings) -> Fields:
+    near = 2 * settings.number("router_jitter_noise", 0.01)
+    return {
+        **_windowed(settings),
+        **_all_experts(settings, scoring="softmax_of_near", near=near, normalized=False),
+        "layer_norm": True,
+        "head_bias": settings.flag("lm_head_bias"),
+    }
+
+
 def _all_experts(settings: HfSettings, **changes: Any) -> Fields:
     return {"experts": moe.experts(settings, **changes), "parts": moe.layer_parts(settings, lambda _: True)}
 
@@ -481,6 +491,7 @@ def _minicpm3(settings: HfSettings) -> Fields:
 
 _LLAMA4 = HfFamily("llama4", _llama4, names.LLAMA4, experts=moe.LLAMA4, theta=500_000.0, adjacent=True)
 _GEMMA3 = HfFamily("gemma3", _gemma3, names.GEMMA2, theta=1_000_000.0, norm_offset=1.0)
+_PHIMOE = HfFamily("phimoe", _phimoe, experts=moe.MIXTRAL)
 _GRANITE_MOE = HfFamily("granitemoe", _granite_moe, experts=moe.GRANITE)
 
 FAMILIES: dict[str, HfFamily] = {
@@ -539,6 +550,8 @@ FAMILIES: dict[str, HfFamily] = {
     "MiniCPM3ForCausalLM": HfFamily("minicpm3", _minicpm3),
     "YoutuForCausalLM": HfFamily("youtu", latent_fields, adjacent=True),
     "MixtralForCausalLM": HfFamily("mixtral", _mixtral, experts=moe.MIXTRAL),
+    "PhiMoEForCausalLM": _PHIMOE,
+    "PhimoeForCausalLM": _PHIMOE,
     "OlmoeForCausalLM": HfFamily("olmoe", _olmoe, experts=moe.QWEN),
     "Qwen2MoeForCausalLM": HfFamily("qwen2_moe", _qwen2_moe, experts=moe.QWEN),
     "Qwen3MoeForCausalLM": HfFamily("qwen3_moe", _qwen3_moe, experts=moe.QWEN),

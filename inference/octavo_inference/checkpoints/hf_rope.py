@@ -111,6 +111,10 @@ def _long(rope: dict[str, Any], data: dict[str, Any]) -> RopeScaling:
     original = _original(rope, data)
     factor = float(rope.get("factor") or data["max_position_embeddings"] / original)
     magnitude = rope.get("attention_factor")
+    if rope.get("long_mscale") is not None:  # PhiMoE
+        magnitude = rope["long_mscale"]
+        if rope["short_mscale"] != magnitude:
+            raise ValueError(f"short_mscale {rope['short_mscale']} and long_mscale {magnitude} must be equal")
     return LongScaling(
         short=tuple(map(float, rope["short_factor"])),
         long=tuple(map(float, rope["long_factor"])),

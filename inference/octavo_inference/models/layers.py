@@ -26,6 +26,9 @@ class LayerParts:
     input_norm: bool = True
 
 
+Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen", "softmax_of_near"]
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """A mixture of experts in the place of the MLP: a router chooses `chosen` of `count` gated MLPs for each token.
@@ -34,6 +37,8 @@ class Experts:
     The experts with the largest scores (plus a correction, where the model has one) are chosen. If `groups` > 1, only
     from the `chosen_groups` groups with the largest score: that of their best expert, or the sum of their best two.
     Weights are the scores of the chosen without the correction; `normalized`: divided by their sum; times `scale`.
+    `softmax_of_near` (PhiMoE, https://arxiv.org/abs/2409.12136): the experts are chosen one after another. Each one's
+    weight is a softmax over those that are left and near it: (best - logit) / max(|logit|, best) is at most `near`.
     `input_scaled` (Llama 4): the weight multiplies an expert's input instead of its output.
 
     `shared`: inner elements of an MLP that every token uses, 0 for none; `shared_gate`: its output is multiplied by
@@ -44,7 +49,7 @@ class Experts:
     count: int
     chosen: int
     intermediate: int
-    scoring: Literal["softmax", "sigmoid", "softmax_of_chosen"] = "softmax"
+    scoring: Scoring = "softmax"
     normalized: bool = True
     scale: float = 1.0
     groups: int = 1
@@ -54,6 +59,7 @@ class Experts:
     shared: int = 0
     shared_gate: bool = False
     clamp: float | None = None
+    near: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,7 @@ DENSE = {
     "cohere": Family("Cohere", {"logit_scale": 0.25}),
     "cohere-norms": Family("Cohere", {"use_qk_norm": True}),
     "cohere2": Family("Cohere2", {"sliding_window": WINDOW}),
+    "cwm": Family("Cwm", {"sliding_window": WINDOW}),
     "ernie4_5": Family("Ernie4_5", {"head_dim": 32, "use_bias": True}),
     "exaone4": Family("Exaone4", {"sliding_window": WINDOW}),
     "exaone4-full": Family("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
@@ -151,6 +153,7 @@ DENSE = {
     "glm": Family("Glm", {"head_dim": 32, "attention_bias": True}),
     "glm4": Family("Glm4", {"head_dim": 32, "attention_bias": True}),
     "hunyuan": Family("HunYuanDenseV1", {"head_dim": 32}),
+    "ministral": Family("Ministral", {"sliding_window": WINDOW, "head_dim": 16}),
     "mpt": Family("Mpt", {"n_layers": 4, "n_heads": 4, "d_model": 64, "max_seq_len": POSITIONS}),
     "nemotron": Family("Nemotron"),
     "opt": Family("OPT", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
@@ -206,6 +209,16 @@ EXPERTS = {
             "intermediate_size_mlp": 64,
             "interleave_moe_layer_step": 2,
             "floor_scale": 16,
+        },
+    ),
+    "phimoe": Family(
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.2,
+            "attention_bias": True,
+            "lm_head_bias": True,
         },
     ),
     "minimax_m2": Family("MiniMaxM2", {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}),
@@ -309,6 +322,24 @@ LATENT_EXPERTS = {
         | {"q_lora_rank": 32, "mlp_layer_types": ["dense", "sparse", "sparse", "dense"]},
     ),
 }
+
+# One family for each kind of layer; all others are computed every night. The first ones are those that people run most.
+IN_EVERY_RUN = {
+    *FAMILIES,
+    # LayerNorm, learned positions, ALiBi, parallel layers, norms of the outputs alone, over all heads and by head, MLPs
+    # without a gate.
+    *("gpt2", "bloom", "cohere-norms", "olmo2", "apertus"),
+    # Groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; weights of experts
+    # that multiply their inputs.
+    *("glm4_moe", "gpt_oss", "llama4", "phimoe"),
+    *("deepseek_v2", "deepseek_v2-lite", "deepseek_v3", "minicpm3", "deepseek_v3-experts"),
+    *("falcon_h1", "granitehybrid", "lfm2", "mamba2", "nemotron_h", "qwen3_next", "qwen3_5"),
+}
+
+
+def params(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test, those marked `full` that are not computed in every run."""
+    return [pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.full]) for name in names]
 
 
 def build(family: Family) -> Any:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from octavo_inference import LLM, SamplingParams
 
-from .families import DENSE, EXPERTS, FAMILIES, VOCAB, backends, build, compare, save
+from .families import DENSE, EXPERTS, FAMILIES, VOCAB, backends, build, compare, params, save
 from .gguf_files import GGUF, Kind, round_weights, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
@@ -27,14 +27,7 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
         compare(family, model, backend)
 
 
-# Between them: LayerNorm, learned positions, ALiBi, parallel layers, norms of the outputs alone, over all heads and by
-# head, MLPs without a gate.
-_FEW = ("gpt2", "bloom", "cohere-norms", "olmo2", "apertus")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in _FEW else [pytest.mark.full]) for name in DENSE]
-)
+@pytest.mark.parametrize("name", params(DENSE))
 def test_more_dense_families_from_safetensors(name: str, tmp_path: Path) -> None:
     family = DENSE[name]
     model = build(family)
@@ -43,14 +36,7 @@ def test_more_dense_families_from_safetensors(name: str, tmp_path: Path) -> None
         compare(family, model, backend)
 
 
-# Between them: groups with a correction, a shared MLP, dense layers beside; biases, clamped gates and sinks; weights of
-# experts that multiply their inputs.
-_FEW_MIXTURES = ("glm4_moe", "gpt_oss", "llama4")
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in _FEW_MIXTURES else [pytest.mark.full]) for name in EXPERTS]
-)
+@pytest.mark.parametrize("name", params(EXPERTS))
 def test_mixtures_of_experts_from_safetensors(name: str, tmp_path: Path) -> None:
     family = EXPERTS[name]
     model = build(family)

@@ -10,14 +10,14 @@ from octavo_inference.checkpoints.outline import read_outline
 from octavo_inference.model_loader import load_model
 from octavo_inference.models.weights import Weights
 
-from .families import LATENT, LATENT_EXPERTS, backends, build, compare, save
+from .families import LATENT, LATENT_EXPERTS, backends, build, compare, params, save
 from .gguf_files import Kind, round_weights
 from .gguf_latent_files import GGUF_LATENT, write_latent_gguf
 
 pytestmark = pytest.mark.timeout(600)
 
 
-@pytest.mark.parametrize("name", [*LATENT, *LATENT_EXPERTS])
+@pytest.mark.parametrize("name", params([*LATENT, *LATENT_EXPERTS]))
 def test_from_safetensors(name: str, tmp_path: Path) -> None:
     family = (LATENT | LATENT_EXPERTS)[name]
     model = build(family)

@@ -30,7 +30,7 @@ def largest(values: Float32, count: int) -> list[int]:
 
 def choose(experts: Experts, logits: Float32, correction: Float32 | None) -> tuple[list[int], Float32]:
     """The chosen experts of a token in ascending order, and their weights."""
-    scores = {"softmax": softmax, "sigmoid": sigmoid, "softmax_of_chosen": lambda x: x}[experts.scoring](logits)
+    scores = {"softmax": softmax, "sigmoid": sigmoid}.get(experts.scoring, lambda x: x)(logits)
     wanted = scores if correction is None else scores + correction
     if experts.groups > 1:
         groups = wanted.reshape(experts.groups, -1)
@@ -40,11 +40,25 @@ def choose(experts: Experts, logits: Float32, correction: Float32 | None) -> tup
         wanted = np.where(outside[:, None], np.float32(-np.inf), groups).ravel()
     ids = sorted(largest(wanted, experts.chosen))
     weights = scores[ids]
-    if experts.scoring == "softmax_of_chosen":
+    if experts.scoring == "softmax_of_near":
+        weights = near_shares(logits, ids, experts.near)
+    elif experts.scoring == "softmax_of_chosen":
         weights = softmax(weights)
     elif experts.normalized:
         weights = weights / weights.sum()
     return ids, (weights * experts.scale).astype(np.float32)
+
+
+def near_shares(logits: Float32, ids: list[int], near: float) -> Float32:
+    """The share of each chosen expert of those that are near it and were not chosen before it."""
+    shares = {}
+    left = dict(enumerate(logits.tolist()))
+    for best in sorted(ids, key=lambda each: (-logits[each], each)):
+        top = left[best]
+        close = [x for x in left.values() if x == top or (top - x) / max(abs(x), top) <= near]
+        shares[best] = 1 / sum(np.exp(x - top) for x in close)
+        del left[best]
+    return np.array([shares[each] for each in ids], np.float32)
 
 
 def mixture(experts: Experts, weights: ExpertWeights, x: Float32, activate: Activation) -> Float32:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native.experts import routing
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packing import address
-from octavo_inference.models.layers import Experts
+from octavo_inference.models.layers import Experts, Scoring
 
 from .mixture_oracle import Float32, choose
 
@@ -37,10 +37,11 @@ def mixtures(draw: st.DrawFn) -> Experts:
         groups=groups,
         chosen_groups=chosen_groups,
         group_score=draw(st.sampled_from(["best", "best_two"])),
+        near=draw(st.sampled_from([0.02, 0.8, 3.0])),
     )
 
 
-SCORINGS = ("softmax", "sigmoid", "softmax_of_chosen")
+SCORINGS: tuple[Scoring, ...] = ("softmax", "sigmoid", "softmax_of_chosen", "softmax_of_near")
 
 
 def route(
@@ -62,7 +63,7 @@ def test_the_choice_is_that_of_the_description(kernels: Kernels, data: st.DataOb
     row = st.lists(SMALL, min_size=experts.count, max_size=experts.count)
     logits = np.array(data.draw(st.lists(row, min_size=ROWS, max_size=ROWS)), np.float32)
     # Differences of corrections are larger than what the two exponential functions differ by.
-    corrected = experts.scoring != "softmax_of_chosen" and data.draw(st.booleans())
+    corrected = not experts.scoring.startswith("softmax_of") and data.draw(st.booleans())
     correction = np.array(data.draw(row), np.float32) if corrected else None
     ids, weights = route(kernels, experts, logits, correction)
     for token in range(ROWS):
@@ -72,11 +73,12 @@ def test_the_choice_is_that_of_the_description(kernels: Kernels, data: st.DataOb
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
-def test_equal_scores_go_to_the_first_experts(kernels: Kernels, scoring: str) -> None:
-    experts = Experts(count=8, chosen=3, intermediate=16, scoring=scoring)  # type: ignore[arg-type]
+def test_equal_scores_go_to_the_first_experts(kernels: Kernels, scoring: Scoring) -> None:
+    experts = Experts(count=8, chosen=3, intermediate=16, scoring=scoring)
     ids, weights = route(kernels, experts, np.zeros((1, 8), np.float32), None)
     assert ids.tolist() == [[0, 1, 2]]
-    np.testing.assert_allclose(weights, np.full((1, 3), 1 / 3), rtol=1e-6)
+    shares = [1 / 8, 1 / 7, 1 / 6] if scoring == "softmax_of_near" else [1 / 3] * 3
+    np.testing.assert_allclose(weights, [shares], rtol=1e-6)
     grouped = replace(experts, groups=4, chosen_groups=2, group_score="best_two", scoring="sigmoid")
     assert route(kernels, grouped, np.zeros((1, 8), np.float32), None)[0].tolist() == [[0, 1, 2]]
 

@@ -11,6 +11,7 @@ import pytest
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.rope import LinearScaling
 from octavo_inference.models.weights import Tensor, Weights, dequantize, layer_of
 from octavo_inference.tools.quantize import awq, decoder
@@ -87,15 +88,16 @@ def test_logits_are_those_of_the_reference(variant: str) -> None:
         hidden = decoder.forward(config, number, layer_values(layer), hidden)
     found = decoder.logits(config, dequantize(weights.final_norm), weights.lm_head, hidden)
 
-    backend = ReferenceBackend(config, weights, num_blocks=2, block_size=16, max_model_len=32)
+    groups = np.arange(len(pool_layout(config).groups), dtype=np.int32)
+    backend = ReferenceBackend(config, weights, num_blocks=2 * len(groups), block_size=16, max_model_len=32)
     positions = np.arange(29, dtype=np.int32)
     batch = Batch(
         tokens=tokens.astype(np.int32),
         positions=positions,
-        slots=positions[None],
+        slots=32 * groups[:, None] + positions,
         query_start=np.array([0, 29], np.int32),
         seq_len=np.array([29], np.int32),
-        block_table=np.array([[[0, 1]]], np.int32),
+        block_table=2 * groups[:, None, None] + np.array([[0, 1]], np.int32),
         sample=SampleRows.greedy(positions, positions + 1),
     )
     np.testing.assert_allclose(found, backend.logits(batch), atol=2e-5)

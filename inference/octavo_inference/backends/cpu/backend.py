@@ -43,7 +43,7 @@ _QUANTIZED = 32  # activations that share a scale
 _STEP = 16  # widest vector of all variants
 _LOG = logging.getLogger(__name__)
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES = frozenset(
+FEATURES = frozenset(
     {
         *("layers of unlike sizes", "layers without attention or MLP", "attention beside a state layer"),
         *("Mamba-2 layers", "gated delta layers", "short convolutions", "gated attention"),
@@ -359,13 +359,16 @@ class CpuBackend:
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks: [block, bytes]."""
-        return np.concatenate([pool[list(blocks)] for pool in self._pools], axis=1)
+        parts = [np.empty((len(blocks), 0), np.uint8), *(pool[list(blocks)] for pool in self._pools)]
+        return np.concatenate(parts, axis=1)
 
     def from_host(self, saved: NDArray[np.generic], blocks: Sequence[int]) -> None:
         """Copy rows returned by `to_host` into as many blocks."""
-        ends = np.cumsum([pool.shape[1] for pool in self._pools])
-        for pool, part in zip(self._pools, np.split(saved, ends[:-1], axis=1), strict=True):
-            pool[list(blocks)] = part
+        start = 0
+        for pool in self._pools:
+            end = start + pool.shape[1]
+            pool[list(blocks)] = saved[:, start:end]
+            start = end
 
     def copy_states(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy the states of whole slots (source, destination), all layers."""
@@ -477,7 +480,7 @@ def _pools(
 def _check(config: ModelConfig, block_size: int, max_model_len: int) -> None:
     if block_size <= 0 or block_size % _TILE:
         raise SettingsError(f"block size is {block_size}; on CPU it must be a multiple of {_TILE}", "block_size")
-    require_features(config, _FEATURES, "the CPU backend")
+    require_features(config, FEATURES, "the CPU backend")
     if config.learned_positions and max_model_len > config.learned_positions:
         raise SettingsError(
             f"max_model_len is {max_model_len}; the model has embeddings of {config.learned_positions} positions",

@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 DEFAULT_BLOCK_SIZE = 16
 _LARGEST_HEAD, _LARGEST_LATENT = 256, 512
 # What the kernels compute besides the plain decoder (models/features.py).
-_FEATURES = frozenset(
+FEATURES = frozenset(
     {
         "latent attention",
         "a mixture of experts",
@@ -505,7 +505,7 @@ def check_latent(latent: LatentAttention, kv_dtype: KvDtype) -> None:
 
 def check(config: ModelConfig, device: Device, kv_dtype: KvDtype) -> None:
     """Refuse models and settings that the kernels or the GPU do not support. Raises `ModelError` or `SettingsError`."""
-    require_features(config, _FEATURES, "the CUDA backend")
+    require_features(config, FEATURES, "the CUDA backend")
     if config.heads % config.kv_heads:
         raise ModelError(f"{config.heads} attention heads cannot share {config.kv_heads} key-value heads evenly")
     if config.latent is not None:

@@ -100,6 +100,9 @@ def choose(experts: Experts, logits: Torch, correction: Torch | None) -> tuple[T
     if experts.scoring == "softmax_of_chosen":
         ids = _largest(logits, experts.chosen)
         return ids, torch.softmax(logits[ids], dim=0) * experts.scale
+    if experts.scoring == "softmax_of_near":
+        ids = _largest(logits, experts.chosen)
+        return ids, _shares_of_near(logits, ids, experts.near) * experts.scale
     scores = torch.softmax(logits, dim=0) if experts.scoring == "softmax" else torch.sigmoid(logits)
     wanted = scores if correction is None else scores + correction
     if experts.groups > 1:
@@ -113,6 +116,17 @@ def choose(experts: Experts, logits: Torch, correction: Torch | None) -> tuple[T
     if experts.normalized:
         weights = weights / weights.sum()
     return ids, weights * experts.scale
+
+
+def _shares_of_near(logits: Torch, ids: Torch, near: float) -> Torch:
+    """The share of each chosen expert, the best first, of those near it that were not chosen before."""
+    left, shares = logits.clone(), torch.empty(len(ids))
+    for number, best in enumerate(ids):
+        top = left[best].clone()
+        far = (top - left) / torch.maximum(left.abs(), top) > near
+        shares[number] = 1 / torch.exp(left - top)[~far].sum()
+        left[best] = -torch.inf
+    return shares
 
 
 def _largest(values: Torch, count: int) -> Torch:

@@ -62,13 +62,18 @@ struct Matrix {
 };
 
 // How a token's scores follow from the router's logits; see Experts in models/layers.py.
-enum Scoring : int32_t { SCORING_SOFTMAX = 0, SCORING_SIGMOID = 1, SCORING_SOFTMAX_OF_CHOSEN = 2 };
+enum Scoring : int32_t {
+  SCORING_SOFTMAX = 0,
+  SCORING_SIGMOID = 1,
+  SCORING_SOFTMAX_OF_CHOSEN = 2,
+  SCORING_SOFTMAX_OF_NEAR = 3,
+};
 
 // How tokens choose among `count` experts. count 0: the model has none. A group's score is the sum of its `group_best`
 // best experts. clamp 0: none.
 struct Routing {
   int32_t count, chosen, scoring, normalized, groups, chosen_groups, group_best, input_scaled;
-  float scale, clamp;
+  float scale, clamp, near;
 };
 
 // A mixture of experts of one layer. The shared MLP is the last expert: each token uses it, and no router chooses it.

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 15
+VERSION = 16
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -48,7 +48,7 @@ def is_of_integers(format_: int) -> bool:
 
 
 MAMBA2, GATED_DELTA, SHORT_CONV = 0, 1, 2
-SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2}
+SCORINGS: dict[str, int] = {"softmax": 0, "sigmoid": 1, "softmax_of_chosen": 2, "softmax_of_near": 3}
 ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "relu2": 4, "xielu": 5}
 CONCATENATED, INTERLEAVED = 0, 1
 
@@ -137,7 +137,7 @@ class RoutingArgs(ctypes.Structure):
                 "input_scaled",
             )
         ],
-        *[(name, c_float) for name in ("scale", "clamp")],
+        *[(name, c_float) for name in ("scale", "clamp", "near")],
     ]
 
 

@@ -35,6 +35,7 @@ def routing(experts: Experts | None) -> abi.RoutingArgs:
         input_scaled=experts.input_scaled,
         scale=experts.scale,
         clamp=experts.clamp or 0.0,
+        near=experts.near,
     )
 
 

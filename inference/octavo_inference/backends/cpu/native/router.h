@@ -61,6 +61,19 @@ inline void choose_groups(const Routing& r, const F& wanted, std::vector<int32_t
   std::sort(groups.begin(), groups.end());
 }
 
+// The share of a chosen expert in those near it that were not chosen before: all chosen before have larger scores, or come
+// first of equal ones.
+inline float share_of_near(const Routing& r, const float* scores, int32_t id) {
+  const float top = scores[id];
+  float sum = 0;
+  for (int e = 0; e < r.count; e++) {
+    const bool before = scores[e] > top || (scores[e] == top && e < id);
+    const bool far = (top - scores[e]) / std::max(std::fabs(scores[e]), top) > r.near;
+    if (!before && !far) sum += std::exp(scores[e] - top);
+  }
+  return 1 / sum;
+}
+
 // Chooses `chosen` of `count` experts: ids in ascending order, and their weights. Makes scores of the logits in place.
 inline void route(const Routing& r, const float* correction, float* scores, int32_t* ids, float* weights) {
   const int per_group = r.count / r.groups;
@@ -80,7 +93,9 @@ inline void route(const Routing& r, const float* correction, float* scores, int3
 
   std::sort(ids, ids + r.chosen);  // sums of a token's experts are in this order
   for (int i = 0; i < r.chosen; i++) weights[i] = scores[ids[i]];
-  if (r.scoring == SCORING_SOFTMAX_OF_CHOSEN) {
+  if (r.scoring == SCORING_SOFTMAX_OF_NEAR) {
+    for (int i = 0; i < r.chosen; i++) weights[i] = share_of_near(r, scores, ids[i]);
+  } else if (r.scoring == SCORING_SOFTMAX_OF_CHOSEN) {
     softmax(weights, r.chosen);
   } else if (r.normalized) {
     float sum = 0;

@@ -18,7 +18,7 @@ from octavo_inference.backends.cuda.kernels.dependent_launch import launch_optio
 from octavo_inference.backends.cuda.kernels.dequantized_dot import add_step
 from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 
-Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen", "softmax_of_near"]
 
 _FEW, _PARTS = 16, 8
 _ROWS, _OUTPUTS, _STEP = 16, 32, 64
@@ -63,9 +63,21 @@ def _mark_largest(values, index, COUNT: tl.constexpr):
     return found
 
 
+@triton.jit
+def _shares_of_near(left, index, near, COUNT: tl.constexpr):
+    """The shares of the COUNT largest of `left`, each of those near it that were not chosen before; else 0."""
+    shares = tl.zeros_like(left)
+    for _ in tl.static_range(COUNT):
+        best, top = tl.argmax(left, 0, tie_break_left=True), tl.max(left, 0)
+        far = (top - left) / tl.maximum(tl.abs(left), top) > near
+        shares = tl.where(index == best, 1.0 / tl.sum(tl.where(far, 0.0, tl.exp(left - top)), 0), shares)
+        left = tl.where(index == best, float("-inf"), left)
+    return shares
+
+
 # fmt: off
 @triton.jit(do_not_specialize=["tokens"])
-def _choose(parts, bias, correction, slots, ids, weights, shared, load, tokens, columns, count, size, scale,
+def _choose(parts, bias, correction, slots, ids, weights, shared, load, tokens, columns, count, size, scale, near,
             SPLIT: tl.constexpr, SCORING: tl.constexpr, NORMALIZED: tl.constexpr, CHOSEN: tl.constexpr,
             GROUPS: tl.constexpr, CHOSEN_GROUPS: tl.constexpr, BEST_TWO: tl.constexpr, ALL_GROUPS: tl.constexpr,
             SIZE: tl.constexpr):
@@ -104,10 +116,12 @@ def _choose(parts, bias, correction, slots, ids, weights, shared, load, tokens, 
         kept = _mark_largest(best, groups, CHOSEN_GROUPS)
         wanted = tl.where(kept[:, None], by_group, float("-inf")).reshape(ALL_GROUPS * SIZE)
     chosen = _mark_largest(wanted, lane, CHOSEN)
-    if SCORING == "softmax_of_chosen":
+    if SCORING == "softmax_of_near":
+        scores = _shares_of_near(wanted, lane, near, CHOSEN)
+    elif SCORING == "softmax_of_chosen":
         logits = tl.where(chosen, logits, float("-inf"))
         scores = tl.exp(logits - tl.max(logits, 0))
-    if NORMALIZED or SCORING == "softmax_of_chosen":
+    if SCORING == "softmax_of_chosen" or (NORMALIZED and SCORING != "softmax_of_near"):
         scores /= tl.sum(tl.where(chosen, scores, 0.0), 0) + 1e-20
     # In the order of their numbers.
     place = token * CHOSEN + tl.cumsum(chosen.to(tl.int32), 0) - 1
@@ -157,6 +171,7 @@ def choose_experts(
     groups: int,
     chosen_groups: int,
     best_two: bool,
+    near: float = 0.0,
 ) -> None:
     """Choose the experts of each token from the sums of `router_logits`, as `models.layers.Experts` describes.
 
@@ -168,7 +183,7 @@ def choose_experts(
     if tokens == 0:
         return
     _choose[(tokens,)](
-        parts, bias, correction, slots, ids, weights, shared, load, tokens, rows, count, count // groups, scale,
+        parts, bias, correction, slots, ids, weights, shared, load, tokens, rows, count, count // groups, scale, near,
         SPLIT=router_parts(tokens), SCORING=scoring, NORMALIZED=normalized, CHOSEN=chosen, GROUPS=groups,
         CHOSEN_GROUPS=chosen_groups, BEST_TWO=best_two, ALL_GROUPS=triton.next_power_of_2(groups),
         SIZE=triton.next_power_of_2(count // groups), num_warps=1, **launch_options(),

@@ -40,6 +40,7 @@ def mixture(context: LayerContext, number: int, experts: Experts, weights: Devic
         groups=experts.groups,
         chosen_groups=experts.chosen_groups,
         best_two=experts.group_score == "best_two",
+        near=experts.near,
     )
     outputs = _products(context, experts, weights, x, ids, shares if experts.input_scaled else None)
     out = buffers.projected[:tokens]

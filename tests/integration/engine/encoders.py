@@ -86,6 +86,10 @@ CROSS = {
     ),
     "qwen3": Encoder("Qwen3ForSequenceClassification", "Qwen3", {**GROUPED, "head_dim": 32}),
 }
+# Between them: norms after the sum, positions behind that of padding, a first layer without norm, windows in both
+# directions; heads of each kind.
+IN_EVERY_RUN = frozenset({"bert", "xlm-roberta", "modernbert", "embeddinggemma", "e5-mistral"})
+CROSS_IN_EVERY_RUN = frozenset(CROSS.keys() - {"roberta"})
 
 
 def prompts() -> list[list[int]]:

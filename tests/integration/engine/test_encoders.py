@@ -20,18 +20,26 @@ from octavo_inference.common.errors import RequestError, SettingsError, Unsuppor
 from octavo_inference.config.engine import BackendName, PoolingName
 from octavo_inference.model_loader import load_model
 
-from .encoders import CROSS, ENCODERS, ids_of, prompts, save_words, states_of, whole_batch, words, written
+from .encoders import (
+    CROSS,
+    CROSS_IN_EVERY_RUN,
+    ENCODERS,
+    IN_EVERY_RUN,
+    ids_of,
+    prompts,
+    save_words,
+    states_of,
+    whole_batch,
+    words,
+    written,
+)
 from .families import backends
 
 pytestmark = pytest.mark.timeout(600)
 
-# Between them: norms after the sum, positions behind that of padding, a first layer without norm, windows in both
-# directions.
-_FEW = ("bert", "xlm-roberta", "modernbert", "embeddinggemma", "e5-mistral")
-
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in _FEW else [pytest.mark.full]) for name in ENCODERS]
+    "name", [pytest.param(name, marks=[] if name in IN_EVERY_RUN else [pytest.mark.full]) for name in ENCODERS]
 )
 def test_hidden_states(name: str, tmp_path: Path) -> None:
     model, tokens = written(ENCODERS[name], tmp_path), prompts()
@@ -130,7 +138,7 @@ def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
 
 @needs_native
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name != "roberta" else [pytest.mark.full]) for name in CROSS]
+    "name", [pytest.param(name, marks=[] if name in CROSS_IN_EVERY_RUN else [pytest.mark.full]) for name in CROSS]
 )
 def test_scores_of_pairs(name: str, tmp_path: Path) -> None:
     model, typed = written(CROSS[name], tmp_path), name == "bert"

@@ -13,17 +13,18 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from octavo_inference.answers.plan import AnswerPlan
-from octavo_inference.checkpoints.sentence_transformers import declared_pooling
+from octavo_inference.checkpoints.sentence_transformers import declared_pooling, declares_normalized
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.common.vectors import vector_of
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
-from octavo_inference.config.engine import DEFAULT_POOLING, EngineSettings, PoolingName
+from octavo_inference.config.engine import EngineSettings, PoolingName
 from octavo_inference.conversation import Conversation, Conversations, one_or_more
-from octavo_inference.core.request import Guidance, SamplingParams
+from octavo_inference.core.request import Guidance, Output, Request, SamplingParams
 from octavo_inference.download.hub_cache import local_model
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tokenizer.chat_template import TemplateOptions
+from octavo_inference.tokenizer.pairs import encode_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class LLM:
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer
         self._conversations = Conversations(loaded.text.assets, settings)
-        self._pooling = declared_pooling(loaded.text.path) or DEFAULT_POOLING
+        self._pooling = declared_pooling(loaded.text.path) or self.engine.config.pooling
+        self._normalized = declares_normalized(loaded.text.path)
         self._count = 0
 
     def generate(
@@ -93,7 +95,7 @@ class LLM:
             raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
         given = zip(listed, params, plans, strict=True)
         jobs = [self._job(prompt, sampling, plan) for prompt, sampling, plan in given]
-        with self._submitted(jobs):
+        with self._submitted([job.request for job in jobs]):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
 
@@ -128,34 +130,43 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         *,
         pooling: PoolingName | None = None,
-        normalize: bool = True,
+        normalize: bool | None = None,
         dimensions: int | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
         """Embed all prompts in one batch, by their final hidden states; results in the order of the prompts.
 
-        `pooling`: "last" takes the state of the last token, "mean" the mean over all tokens. None is the pooling of the
-        checkpoint's sentence-transformers files, else "last". `dimensions` keeps that many leading numbers, for models
-        trained for it (Matryoshka). `normalize` scales each vector to length 1 afterwards. Raises `RequestError` before
-        anything is computed.
+        `pooling`: "last" takes the state of the last token, "cls" that of the first, "mean" the mean over all tokens.
+        None is the pooling of the checkpoint's sentence-transformers files, else "mean" for encoders and "last" for
+        decoders. `dimensions` keeps that many leading numbers, for models trained for it (Matryoshka). `normalize`
+        scales each vector to length 1 afterwards; None does so unless those files do not. Raises `RequestError` before
+        anything is computed, and for a model that scores pairs.
         """
-        hidden = self.engine.backend.hidden_size
+        if self.engine.config.task == "score":
+            raise RequestError("this model scores pairs of texts and gives no embeddings: use score", "model")
+        hidden, normalize = self.engine.embedding_size, self._normalized if normalize is None else normalize
         if dimensions is not None and not 1 <= dimensions <= hidden:
             raise RequestError(f"dimensions is {dimensions}, it must be from 1 to {hidden}", "dimensions")
         jobs = [
             self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling) for prompt in _as_list(prompts)
         ]
-        vectors: dict[str, EmbeddingOutput] = {}
-        with self._submitted(jobs), tqdm(total=len(jobs), desc="Embeddings", disable=not use_tqdm) as bar:
+        found = []
+        for output in self._pooled([job.request for job in jobs], "Embeddings", use_tqdm=use_tqdm):
+            vector = vector_of(output.embedding or b"", dimensions=dimensions, normalize=normalize)
+            found.append(EmbeddingOutput(output.id, np.frombuffer(vector, np.float32), output.cached_tokens))
+        return found
+
+    def _pooled(self, requests: list[Request], name: str, *, use_tqdm: bool) -> list[Output]:
+        """The outputs of requests with pooling, in their order."""
+        outputs: dict[str, Output] = {}
+        with self._submitted(requests), tqdm(total=len(requests), desc=name, disable=not use_tqdm) as bar:
             while self.engine.has_work:
                 for output in self.engine.step():
                     if output.embedding is None:
                         raise OctavoError(output.error or "the engine failed")
-                    vector = vector_of(output.embedding, dimensions=dimensions, normalize=normalize)
-                    embedding = np.frombuffer(vector, np.float32)
-                    vectors[output.id] = EmbeddingOutput(output.id, embedding, output.cached_tokens)
+                    outputs[output.id] = output
                     bar.update()
-        return [vectors[job.request.id] for job in jobs]
+        return [outputs[request.id] for request in requests]
 
     def score(
         self,
@@ -165,9 +176,28 @@ class LLM:
         pooling: PoolingName | None = None,
         use_tqdm: bool = True,
     ) -> list[float]:
-        """Cosine similarity of the embeddings of a query and each document, from -1 to 1, in their order."""
-        first, *others = self.embed([query, *_as_list(documents)], pooling=pooling, use_tqdm=use_tqdm)
+        """Score each document by its relevance to a query, in their order.
+
+        A model that scores pairs reads both texts at once; they must be texts then, and `pooling` has no effect. With
+        other models it is the cosine similarity of their embeddings, from -1 to 1.
+        """
+        if self.engine.config.task == "score":
+            return self._pair_scores(query, _as_list(documents), use_tqdm=use_tqdm)
+        first, *others = self.embed([query, *_as_list(documents)], pooling=pooling, normalize=True, use_tqdm=use_tqdm)
         return [float(first.embedding @ other.embedding) for other in others]
+
+    def _pair_scores(self, query: Prompt, documents: list[Prompt], *, use_tqdm: bool) -> list[float]:
+        requests = []
+        for document in documents:
+            if not (isinstance(query, str) and isinstance(document, str)):
+                raise RequestError("this model scores pairs of texts: give texts, not token ids", "documents")
+            pair, pooling = encode_pair(self.tokenizer, query, document), self.engine.config.pooling
+            self._count += 1
+            requests.append(
+                Request(id=f"llm-{self._count}", tokens=pair.tokens, pooling=pooling, second_text=pair.second_text)
+            )
+        outputs = self._pooled(requests, "Scores", use_tqdm=use_tqdm)
+        return [vector_of(output.embedding or b"", normalize=False)[0] for output in outputs]
 
     def _job(
         self,
@@ -180,15 +210,15 @@ class LLM:
         return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, plan, pooling)
 
     @contextmanager
-    def _submitted(self, jobs: list[RunningRequest]) -> Iterator[None]:
+    def _submitted(self, requests: list[Request]) -> Iterator[None]:
         """Aborts open requests if the block ends early (a rejected request, Ctrl-C, an error)."""
         try:
-            for job in jobs:
-                self.engine.submit(job.request)
+            for request in requests:
+                self.engine.submit(request)
             yield
         finally:
-            for job in jobs:
-                self.engine.abort(job.request.id)
+            for request in requests:
+                self.engine.abort(request.id)
 
     def _run(self, jobs: list[RunningRequest], *, use_tqdm: bool) -> None:
         by_id = {job.request.id: job for job in jobs}

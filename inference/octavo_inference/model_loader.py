@@ -18,12 +18,14 @@ from octavo_inference.checkpoints.from_gguf import config_from_gguf, weights_fro
 from octavo_inference.checkpoints.from_hf import config_from_hf, weights_from_hf
 from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
 from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.hf_heads import pooled_head
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.checkpoints.transformers_config import ForeignConfig, describe
 from octavo_inference.common.errors import ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.info import ModelInfo
+from octavo_inference.models.pooled_head import PooledHead
 from octavo_inference.models.weights import Weights
 from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, gguf_assets, hf_assets
 
@@ -63,11 +65,12 @@ class TextModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A complete model for the native decoder."""
+    """A complete model for the native decoder. `head`: what follows the pooling of its hidden states."""
 
     text: TextModel
     config: ModelConfig
     weights: Weights
+    head: PooledHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ def load_model(path: str, *, native: bool = True) -> LoadedModel | ForeignModel:
     with refusing(source):
         text, config = _hf_text(source, checkpoint, native=native)
         if isinstance(config, ModelConfig):
-            return LoadedModel(text, config, weights_from_hf(source, checkpoint, config))
+            head = pooled_head(source, checkpoint, config)
+            return LoadedModel(text, config, weights_from_hf(source, checkpoint, config), head)
     return _foreign(text, config, checkpoint)
 
 

@@ -20,7 +20,7 @@ Preemption = Literal["recompute", "swap"]
 Batching = Literal["continuous", "static"]
 ProfileName = Literal["latency", "balanced", "throughput"]
 PolicyName = Literal["chat", "api", "batch"]
-PoolingName = Literal["mean", "last"]
+PoolingName = Literal["cls", "mean", "last"]
 DEFAULT_POOLING: PoolingName = "last"
 RelevanceName = Literal["embedding", "answer"]
 

@@ -64,7 +64,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     block tables, each with an equal part; `kv_tables` are empty for one of full attention. `token_bytes`, `row_bytes`:
     upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
-    `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU.
+    `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
+    it is an encoder, which computes a prompt in one step, and needs its KV in that step alone.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
@@ -83,6 +84,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     row_bytes: _Count = 0
     thread_bytes: _Count = 0
     state_bytes: _Count = 0
+    whole_prompts: bool = False
     gpu: GpuReport | None = None
 
 

@@ -30,8 +30,9 @@ class ServerSettings:
     pooling: Annotated[
         PoolingName | None,
         Knob(
-            "how embeddings are pooled from the hidden states of a text: their mean, or that of the last token",
-            unset="the checkpoint's, else last",
+            "how embeddings are pooled from the hidden states of a text: their mean, or that of the first (cls) or the "
+            "last token",
+            unset="the checkpoint's, else mean for encoders and last for decoders",
             group="model",
         ),
     ] = None

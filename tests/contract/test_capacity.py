@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.native import needs_native
+from tokenizers import Tokenizer, models
 
 from octavo_inference.backends.cpu.native import library
 from octavo_inference.common.errors import SettingsError
@@ -154,3 +156,22 @@ def test_blocks_and_states_are_divided_as_in_the_engine(
     assert expected.states == taken.state_slots * taken.state_bytes
     assert expected.kv_tokens == taken.num_blocks * taken.block_size
     assert expected.length == taken.max_model_len
+
+
+@needs_native
+def test_the_engine_takes_what_was_expected_of_an_encoder(make_owner: Make, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="makes the model")
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4, "num_hidden_layers": 6}
+    transformers.BertModel(transformers.BertConfig(vocab_size=2000, **sizes)).save_pretrained(tmp_path)
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    found = inspect(str(tmp_path))
+    owner = make_owner({"engine": {"threads": 2, "dtype": "float32", "scheduler": {"maxRunningRequests": 16}}})
+    expected = expect(owner, "2Gi", found)
+    settings = EngineSettings(str(tmp_path), threads=2, backend="cpu", dtype="float32", max_running_requests=16)
+    loaded = load_engine(settings)
+    plan = loaded.memory
+    assert plan is not None
+    assert expected.kv == plan.kv_pool
+    assert expected.length == loaded.settings.max_model_len == 512
+    assert expected.weights == pytest.approx(plan.weights, rel=0.02)
+    assert plan.activations <= expected.activations <= 1.4 * plan.activations

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.checkpoints.hf_encoders import ENCODERS
 from octavo_inference.checkpoints.hf_experts import expert_weights
 from octavo_inference.checkpoints.hf_families import FAMILIES as PLAIN
 from octavo_inference.checkpoints.hf_families import Factors, HfFamily
@@ -25,7 +26,7 @@ from octavo_inference.checkpoints.safetensors import Checkpoint
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rows import delta_rows, grouped_rows, half_split_rows, scaled
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, part_tensors
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize, part_tensors
 
 # Defaults of keys that the config of a language model inside a multimodal one may omit.
 _TEXT_DEFAULTS: dict[str, Any] = {
@@ -38,13 +39,12 @@ _TEXT_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "query_pre_attn_scalar": 256,
 }
-FAMILIES = PLAIN | HYBRIDS
+FAMILIES = PLAIN | HYBRIDS | ENCODERS
 _XIELU_BETA = 0.5  # of the models that there are
-_OPT_OFFSET = 2  # rows of OPT's positions that no token uses
 
 
 def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelConfig:
-    """The decoder's configuration. Raises `ModelError`; `UnsupportedModelError` for unsupported features."""
+    """The model's configuration. Raises `ModelError`; `UnsupportedModelError` for unsupported features."""
     path = folder / "config.json"
     data = optional_json(path)
     family = _family(path, data)
@@ -55,7 +55,8 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     if isinstance(kinds, list):
         data.setdefault("num_hidden_layers", len(kinds))
     settings = HfSettings(path, data)
-    settings.refuse("use_bidirectional_attention")
+    if family.task == "generate":
+        settings.refuse("use_bidirectional_attention")
     quantized_reader(folder, checkpoint, contents=False)  # refuses unknown methods
     # A model of state layers alone has no attention heads.
     heads, hidden = int(settings.number("num_attention_heads", 1)), int(settings.number("hidden_size"))
@@ -81,15 +82,16 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
         "vocab": int(settings.number("vocab_size")),
         "rope_theta": rope.theta,
         "norm_eps": settings.number("rms_norm_eps", 1e-6),
-        "tied_embeddings": not tensors.has(_head_name(tensors, family)),
+        "tied_embeddings": family.task != "generate" or not tensors.has(_head_name(tensors, family)),
         "eos_token_ids": eos_token_ids(folder, data),
         "bos_token_id": bos if isinstance(bos, int) else None,
         "rope_scaling": rope.scaling,
         "rotary_dim": rope.dim,
-        "local_rope_theta": rope.local_theta or (10_000.0 if family.name == "gemma3" else None),
+        "local_rope_theta": rope.local_theta or (10_000.0 if family.name in {"gemma3", "modernbert"} else None),
         "qkv_bias": any(layer + family.layer[n] + ".bias" in checkpoint.tensors for n in ("q", "qkv")),
         "output_bias": layer + family.layer["o"] + ".bias" in checkpoint.tensors,
         "mlp_bias": layer + family.layer["up"] + ".bias" in checkpoint.tensors,
+        "task": family.task,
         "digest": digest,
     }
     if "intermediate" not in fields:
@@ -128,9 +130,14 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
         given["embedding_norm"] = tensors.norm(f"{prefix}{names.embedding_norm}.weight", hidden)
         given["embedding_norm_bias"] = tensors.optional(f"{prefix}{names.embedding_norm}.bias", hidden)
     if names.positions is not None:
-        skipped = _OPT_OFFSET if family.name == "opt" else 0
+        skipped = family.first_position(HfSettings(path, optional_json(path)))
         table = tensors.table(f"{prefix}{names.positions}.weight", config.learned_positions + skipped, hidden)
         given["positions"] = table.rows(skipped, table.shape[0])
+    if names.type_table is not None:
+        types = HfSettings(path, optional_json(path)).count("type_vocab_size", 2)
+        table = tensors.table(f"{prefix}{names.type_table}.weight", types, hidden)
+        given["token_type"] = _row(table, 0)
+        given["second_token_type"] = _row(table, 1) if types > 1 else None
     final = None if names.final_norm is None else prefix + names.final_norm
     return Weights(
         embedding,
@@ -204,6 +211,8 @@ class _Layer:
     def _exists(self, norm: str) -> bool:
         """Whether the layer has a norm: a part that it does not have, has none."""
         if norm not in self._names or (norm == "post_norm" and self._config.shared_norm):
+            return False
+        if norm == "input_norm" and not self._part.input_norm:
             return False
         mixes = self._part.attention or self._part.state
         needed = mixes if norm.startswith(("input", "attention")) else self._part.feed_forward != "none"
@@ -323,6 +332,11 @@ def language_prefix(checkpoint: Checkpoint, family: HfFamily) -> str:
     """Prefix of the language model's tensor names: of a model that stands alone, or is part of a multimodal one."""
     names = family.model
     return next((p for p in names.prefixes if f"{p}{names.embedding}.weight" in checkpoint.tensors), names.prefixes[0])
+
+
+def _row(table: Tensor, row: int) -> Tensor:
+    """A row of a matrix, as a vector in float32."""
+    return Tensor("f32", table.shape[1:], dequantize(table.rows(row, row + 1)).reshape(-1))
 
 
 def _family(path: Path, data: dict[str, Any]) -> HfFamily:

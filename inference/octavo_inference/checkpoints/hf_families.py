@@ -21,6 +21,7 @@ from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_windows import alternating, chunks, kinds_of, rotated_layers, windows
 from octavo_inference.common.errors import UnsupportedModelError
 from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.task import Task
 
 Fields = dict[str, Any]
 Factors = dict[str, float | NDArray[np.float32]]
@@ -32,6 +33,14 @@ def _same(_: HfSettings) -> Fields:
     return {}
 
 
+def _zero(_: HfSettings) -> int:
+    return 0
+
+
+def _opt_offset(_: HfSettings) -> int:
+    return 2  # rows that no token uses
+
+
 @dataclass(frozen=True, slots=True)
 class HfFamily:
     """`name`: the architecture in `ModelConfig`. `fields(settings)`: what differs from a plain decoder.
@@ -40,7 +49,7 @@ class HfFamily:
     `adjacent`: rotary pairs are neighbours, (2i, 2i + 1). `stacking`: rows of a stacked qkv: all of q, k and v; by
     head; by key-value head, its queries first. `norm_offset` is added to norm weights. `transposed`: matrices are
     stored [in, out]. `state`: how names of a state layer's tensors begin. `factors`: of weights, where activations are
-    multiplied.
+    multiplied. `task`: that of `ModelConfig`. `first_position`: the row of learned positions for the first token.
     """
 
     name: str
@@ -56,6 +65,8 @@ class HfFamily:
     transposed: bool = False
     state: str = ""
     factors: Callable[[HfSettings], Factors] | None = None
+    task: Task = "generate"
+    first_position: Callable[[HfSettings], int] = _zero
 
 
 def _gemma(settings: HfSettings) -> Fields:
@@ -516,7 +527,7 @@ FAMILIES: dict[str, HfFamily] = {
     "MiniCPMForCausalLM": HfFamily("minicpm", _minicpm),
     "MptForCausalLM": HfFamily("mpt", _mpt, names.MPT, names.MPT_MODEL),
     "NemotronForCausalLM": HfFamily("nemotron", _nemotron, names.UNGATED, norm_offset=1.0, rotary_share=0.5),
-    "OPTForCausalLM": HfFamily("opt", _opt, names.OPT, names.OPT_MODEL),
+    "OPTForCausalLM": HfFamily("opt", _opt, names.OPT, names.OPT_MODEL, first_position=_opt_offset),
     "OlmoForCausalLM": HfFamily("olmo", _olmo, names.OLMO, names.NO_FINAL_WEIGHTS),
     "Olmo2ForCausalLM": HfFamily("olmo2", _olmo2, names.OLMO2),
     "Olmo3ForCausalLM": HfFamily("olmo3", _olmo2, names.OLMO2),

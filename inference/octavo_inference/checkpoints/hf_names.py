@@ -22,13 +22,14 @@ def layer_names(*without: str, **changes: str) -> LayerNames:
 class ModelNames:
     """Modules outside of layers: `{prefix}{embedding}.weight`; `prefixes` are tried in order, the head has none."""
 
-    prefixes: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.")
+    prefixes: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
     layers: str = "layers."
     embedding: str = "embed_tokens"
     final_norm: str | None = "norm"
     head: str = "lm_head"
     positions: str | None = None
     embedding_norm: str | None = None
+    type_table: str | None = None
 
 
 LLAMA = {
@@ -102,4 +103,24 @@ FALCON_MODEL = ModelNames(_TRANSFORMER, "h.", "word_embeddings", "ln_f")
 MPT_MODEL = ModelNames(_TRANSFORMER, "blocks.", "wte", "norm_f")
 OPT_MODEL = ModelNames(("model.decoder.", "decoder."), final_norm="final_layer_norm", positions="embed_positions")
 PHI_MODEL = ModelNames(final_norm="final_layernorm")
+BERT = layer_names(
+    "gate", "gate_up", "qkv", "input_norm", "post_norm", q="attention.self.query", k="attention.self.key",
+    v="attention.self.value", o="attention.output.dense", attention_output_norm="attention.output.LayerNorm",
+    up="intermediate.dense", down="output.dense", mlp_output_norm="output.LayerNorm",
+)  # fmt: skip
+BERT_MODEL = ModelNames(
+    ("", "bert.", "roberta."),
+    "encoder.layer.",
+    "embeddings.word_embeddings",
+    None,
+    positions="embeddings.position_embeddings",
+    embedding_norm="embeddings.LayerNorm",
+    type_table="embeddings.token_type_embeddings",
+)
+MODERN_BERT = layer_names(
+    input_norm="attn_norm", qkv="attn.Wqkv", o="attn.Wo", post_norm="mlp_norm", gate_up="mlp.Wi", down="mlp.Wo"
+)
+MODERN_BERT_MODEL = ModelNames(
+    ("model.", ""), embedding="embeddings.tok_embeddings", final_norm="final_norm", embedding_norm="embeddings.norm"
+)
 NO_FINAL_WEIGHTS = ModelNames(final_norm=None)

@@ -49,9 +49,10 @@ def read_rope(path: Path, data: dict[str, Any], head_dim: int, *, theta: float, 
         raise UnsupportedModelError(f"{path}: partial_rotary_factor {rotated} is not supported")
     if dim % 2 or not 2 < dim <= head_dim:
         raise ModelError(f"{path}: partial_rotary_factor {rotated} rotates {dim} of {head_dim} elements of a head")
-    local_theta = local.get("rope_theta") or data.get("rope_local_base_freq")
+    local_theta = local.get("rope_theta") or data.get("rope_local_base_freq") or data.get("local_rope_theta")
+    stated = rope.get("rope_theta") or data.get("rope_theta") or data.get("global_rope_theta")
     return RopeParameters(
-        theta=_theta(path, rope.get("rope_theta") or data.get("rope_theta") or data.get("rotary_emb_base") or theta),
+        theta=_theta(path, stated or data.get("rotary_emb_base") or theta),
         dim=dim,
         scaling=_scaling(path, data, rope, dim),
         local_theta=None if local_theta is None else _theta(path, local_theta),

@@ -127,7 +127,9 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
                 f"{path}: tensor {name} of shape {entry.shape} {entry.dtype} needs {expected} bytes, its offsets are "
                 f"{begin}..{end} of {len(data)}"
             )
-        tensors.append(RawTensor(name, entry.dtype, tuple(entry.shape), data[begin:end]))
+        # The first BERTs have TensorFlow's names.
+        usual = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        tensors.append(RawTensor(usual, entry.dtype, tuple(entry.shape), data[begin:end]))
     placed = sorted((entry.data_offsets, name) for name, entry in entries.items())
     for ((_, end), first), ((begin, _), second) in pairwise(placed):
         if begin < end:

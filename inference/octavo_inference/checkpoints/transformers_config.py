@@ -14,6 +14,8 @@ from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.quantized import is_supported
 from octavo_inference.checkpoints.quantized.quantization_config import quantization_settings
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
 
 # Layer types whose attention selects keys by position; others carry state or select keys by content.
 _LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -42,6 +44,21 @@ class ForeignConfig:
     digest: str
     kv_elements: int = 0
     quantization: str = ""
+
+    @property
+    def task(self) -> Task:
+        """It predicts tokens."""
+        return "generate"
+
+    @property
+    def pooling(self) -> PoolingName:
+        """As for any decoder."""
+        return "last"
+
+    @property
+    def bidirectional(self) -> bool:
+        """False: encoders are computed natively."""
+        return False
 
     @property
     def state_bytes(self) -> int:

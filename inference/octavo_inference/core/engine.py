@@ -56,8 +56,9 @@ from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.swapping import swap_in, swap_out
-from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling
+from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling, check_task
 from octavo_inference.models.info import ModelInfo
+from octavo_inference.models.pooled_head import PooledHead
 from octavo_protocol.hashing import KEY_BYTES, root_hash
 from octavo_protocol.load import EngineStats
 
@@ -73,7 +74,8 @@ class Engine:
 
     `clock` returns seconds from any fixed point, `entropy` 64 random bits for requests without a seed.
     `load_vocabulary` prepares the model's tokens for grammars and returns what compiles them. It runs once in a thread,
-    for the first grammar or in an idle moment (`on_idle`); without it, grammars are refused.
+    for the first grammar or in an idle moment (`on_idle`); without it, grammars are refused. `head` is what follows the
+    pooling of hidden states.
     """
 
     def __init__(
@@ -86,10 +88,12 @@ class Engine:
         failpoints: Failpoints | None = None,
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
         load_vocabulary: Callable[[], Compile] | None = None,
+        head: PooledHead | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
         self.limits = limits
+        self._head = head
         self.heartbeat = 0
         # A file descriptor that is readable when a message has arrived, which ends a run of steps; -1 for none.
         self.message_fd = -1
@@ -154,6 +158,11 @@ class Engine:
         )
 
     @property
+    def embedding_size(self) -> int:
+        """Elements of an embedding, or 1 for a score; 0 if the backend gives no hidden states."""
+        return self.backend.hidden_size if self._head is None else self._head.size
+
+    @property
     def overlaps(self) -> bool:
         """True if a step is launched while the previous one is in flight."""
         return self._depth > 0
@@ -191,6 +200,7 @@ class Engine:
         """Queue a request. The sender bounds the queue length. Raises `RequestError` if it can never be served."""
         sampling = request.sampling
         check_sampling(sampling, self.config.vocab)
+        check_task(request, self.config.task)
         check_pooling(request, self.backend.hidden_size)
         check_guidance(request, self.config.vocab, compiles=self.grammar_compiler is not None)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
@@ -543,7 +553,7 @@ class Engine:
             if not np.isfinite(total).all():
                 outputs += self._refuse_numbers(sequence)
                 continue
-            outputs.append(pooled_output(sequence, total))
+            outputs.append(pooled_output(sequence, total, self._head))
             self._live.finish(sequence)
         return outputs
 

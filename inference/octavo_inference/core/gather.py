@@ -108,6 +108,7 @@ class Batch:
     block, and those behind the group's window, are arbitrary valid blocks: they must not be read.
     `states[B]` is the slot of each sequence's state: its row. Where the first query token is at position 0, the state
     starts from zeros and the slot is only written.
+    `token_types[T]` is 1 for tokens of the second text of a pair; it is empty if there are none.
     Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
     `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
@@ -123,6 +124,7 @@ class Batch:
     sums: Float32 | None = None
     scores: list[ScoreRows] = field(default_factory=list)
     states: Int32 = field(default_factory=lambda: _NO_IDS)
+    token_types: Int32 = field(default_factory=lambda: _NO_IDS)
 
 
 def gather(step: RowStep) -> Batch:
@@ -146,7 +148,15 @@ def gather(step: RowStep) -> Batch:
         sums=table.sums,
         scores=[_score_rows(scores, table) for scores in step.scores],
         states=step.row,
+        token_types=_token_types(step, positions),
     )
+
+
+def _token_types(step: RowStep, positions: Int32) -> Int32:
+    if not len(step.second_text):
+        return _NO_IDS
+    counts = step.query_start[1:] - step.query_start[:-1]
+    return (positions >= np.repeat(step.second_text, counts)).astype(np.int32)
 
 
 def _tokens(step: RowStep) -> tuple[Int32, Int32]:

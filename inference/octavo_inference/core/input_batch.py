@@ -134,7 +134,19 @@ class InputBatch:
             for each in plan.scores
         ]
         guided = self._guided > 0 and any(s.guide is not None for s in plan.samples)
-        return RowStep(changes, rows, query_start, seq_len, sample, self.table, scores, _pooling(plan), guided, run)
+        return RowStep(
+            changes,
+            rows,
+            query_start,
+            seq_len,
+            sample,
+            self.table,
+            scores,
+            _pooling(plan),
+            guided,
+            run,
+            _second_text(plan, seq_len),
+        )
 
 
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
@@ -148,8 +160,20 @@ def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     return rows, query_start, seq_len
 
 
+def _second_text(plan: SchedulerOutput, seq_len: Int32) -> Int32:
+    """Where the second texts of pairs begin; empty if there are none."""
+    chunks = [sequence.request.second_text for sequence, _ in plan.chunks]
+    if not any(chunks):
+        return _NO_IDS
+    starts = seq_len.copy()
+    for number, start in enumerate(chunks, len(plan.decodes)):
+        if start:
+            starts[number] = start
+    return starts
+
+
 def _pooling(plan: SchedulerOutput) -> RowPooling | None:
-    """Mean pooling adds every token of a chunk, last pooling the last token of the prompt alone."""
+    """Mean pooling adds every token of a chunk, the others the first or the last token of the prompt alone."""
     entries = []
     end = len(plan.decodes)
     for sequence, taken in plan.chunks:
@@ -159,6 +183,9 @@ def _pooling(plan: SchedulerOutput) -> RowPooling | None:
             entries.append((sequence.row, start, end, sequence.computed == 0, done))
         elif sequence.pooling == "last" and done:
             entries.append((sequence.row, end - 1, end, True, True))
+        elif sequence.pooling == "cls" and (done or sequence.computed == 0):
+            begin = sequence.computed == 0
+            entries.append((sequence.row, start, start + begin, begin, done))
     return RowPooling(*np.array(entries, np.int32).T.copy()) if entries else None
 
 

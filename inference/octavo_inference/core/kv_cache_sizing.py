@@ -59,6 +59,7 @@ def fit(
     host_room: int | None = None,
     tables: Sequence[KvTables] = (),
     steps_ahead: int = 0,
+    whole: bool = False,
 ) -> CacheSizes:
     """Resolve all sizes.
 
@@ -67,7 +68,8 @@ def fit(
     one with full attention), each with an equal part of a token's bytes. `steps_ahead` is how many steps are launched
     before the oldest is collected. `room(rows, tokens)` returns how many bytes the KV pool may take in addition to the
     buffers of steps with that many sequences and tokens. `host_room` bounds the host memory for preempted sequences if
-    the pool is not in host memory.
+    the pool is not in host memory. `whole`: an encoder computes each prompt in one step, and needs its blocks in that
+    step alone.
     Raises `SettingsError` with the numbers if the settings contradict each other or exceed the memory.
     """
     block_size = settings.block_size or block_size
@@ -80,7 +82,8 @@ def fit(
     max_running = settings.max_running_requests or profile.max_running_requests
     count = table_count(tables)
     block_bytes = token_bytes * block_size // count
-    chunk = _batched_tokens(settings, profile, max_running, wanted_len) * (1 + steps_ahead)
+    chunked = settings.chunked_prefill and not whole
+    chunk = _batched_tokens(settings, profile, max_running, wanted_len, chunked=chunked) * (1 + steps_ahead)
 
     def bytes_of(tokens: int) -> int:
         return blocks_held(tables, tokens, chunk, block_size) * block_bytes
@@ -89,13 +92,16 @@ def fit(
     if kv_memory is None:
         # More than all rows at full length can hold would stay unused.
         useful = max_running * bytes_of(wanted_len)
+        if whole:
+            # The tokens of a step; of each sequence a partial block, and one that admission keeps free.
+            useful = (-(-chunk // block_size) + 2 * max_running) * block_bytes
         useful += most_useful(max_running, state_bytes, settings.state_snapshots)
-        kv_memory = min(room(max_running, _batched_tokens(settings, profile, max_running, wanted_len)), useful)
+        kv_memory = min(room(max_running, chunk // (1 + steps_ahead)), useful)
     states = _states(settings, kv_memory, max_running, state_bytes, 2 * count * block_bytes)
     max_running, kv_memory = states.rows, kv_memory - states.nbytes
     # Without attention layers, blocks only count tokens.
-    whole = max_running * blocks_held(tables, wanted_len, chunk, block_size)
-    num_blocks = max(0, kv_memory // block_bytes) if block_bytes else whole
+    needed = max_running * blocks_held(tables, wanted_len, chunk, block_size)
+    num_blocks = max(0, kv_memory // block_bytes) if block_bytes else needed
     if num_blocks < 2 * count:
         raise SettingsError(
             f"kv_memory {kv_memory} bytes holds {num_blocks} blocks of {block_bytes} bytes; at least {2 * count} are "
@@ -113,13 +119,19 @@ def fit(
     if capacity < wanted_len:
         log.warning("max_model_len is %d of the model's %d: that is what kv_memory holds", capacity, wanted_len)
         wanted_len = capacity
-    max_batched = _batched_tokens(settings, profile, max_running, wanted_len)
+    max_batched = _batched_tokens(settings, profile, max_running, wanted_len, chunked=chunked)
     if max_batched < max_running:
         raise SettingsError(
             f"max_batched_tokens {max_batched} is less than max_running_requests {max_running}: one token each",
             "max_batched_tokens",
         )
-    if max_batched < wanted_len and not settings.chunked_prefill:
+    if max_batched < wanted_len and whole:
+        raise SettingsError(
+            f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, and an encoder computes a "
+            "prompt in one step: raise max_batched_tokens, or reduce max_model_len",
+            "max_batched_tokens",
+        )
+    if max_batched < wanted_len and not chunked:
         raise SettingsError(
             f"max_batched_tokens {max_batched} is less than max_model_len {wanted_len}, needed without chunked_prefill",
             "max_batched_tokens",
@@ -131,7 +143,9 @@ def fit(
         max_running,
         max_batched,
         num_blocks * block_bytes + states.nbytes,
-        _host_blocks(settings, num_blocks * block_bytes + states.nbytes, block_bytes, host_room) if block_bytes else 0,
+        _host_blocks(settings, num_blocks * block_bytes + states.nbytes, block_bytes, host_room)
+        if block_bytes and not whole
+        else 0,
         block_bytes,
         states.slots,
         state_bytes,
@@ -173,10 +187,12 @@ def _states(settings: EngineSettings, memory: int, rows: int, state_bytes: int, 
     )
 
 
-def _batched_tokens(settings: EngineSettings, profile: BatchProfile, max_running: int, longest: int) -> int:
+def _batched_tokens(
+    settings: EngineSettings, profile: BatchProfile, max_running: int, longest: int, *, chunked: bool
+) -> int:
     if settings.max_batched_tokens is not None:
         return settings.max_batched_tokens
-    return max(profile.max_batched_tokens, max_running, 0 if settings.chunked_prefill else longest)
+    return max(profile.max_batched_tokens, max_running, 0 if chunked else longest)
 
 
 def _host_blocks(settings: EngineSettings, pool: int, block_bytes: int, room: int | None) -> int:

@@ -7,6 +7,7 @@ import numpy as np
 from octavo_inference.core.model_input import Float32, StepResult
 from octavo_inference.core.request import FinishReason, Output, TokenLogprobs
 from octavo_inference.core.sequence import Sequence
+from octavo_inference.models.pooled_head import PooledHead
 
 
 def token_output(
@@ -45,8 +46,8 @@ def end_output(sequence: Sequence) -> Output:
     )
 
 
-def pooled_output(sequence: Sequence, total: Float32) -> Output:
-    """The embedding of a prompt, from the sum of its hidden states, or from the last of them."""
+def pooled_output(sequence: Sequence, total: Float32, head: PooledHead | None = None) -> Output:
+    """The embedding or score of a prompt: `head` of the mean of its hidden states, or of one of them."""
     pooled = total / np.float32(sequence.prompt_len) if sequence.pooling == "mean" else total
     return Output(
         id=sequence.request.id,
@@ -54,7 +55,7 @@ def pooled_output(sequence: Sequence, total: Float32) -> Output:
         tokens=[],
         finish_reason="stop",
         cached_tokens=sequence.cached,
-        embedding=pooled.astype("<f4").tobytes(),
+        embedding=(pooled if head is None else head(pooled)).astype("<f4").tobytes(),
     )
 
 

@@ -124,7 +124,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     the client or gateway, for log lines only.
 
     With `pooling`, nothing is generated: the only output has an embedding, pooled from the final hidden states of the
-    prompt, and `sampling` has no effect.
+    prompt, and `sampling` has no effect. `second_text` is the index of the first token of the second text, if the
+    prompt is a pair of texts; 0 for others.
     """
 
     id: str
@@ -137,6 +138,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     timeout: float | None = None
     request_id: str = ""
     pooling: PoolingName | None = None
+    second_text: int = 0
     guidance: Guidance | None = None
 
 
@@ -195,4 +197,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     error: str | None = None
     """Message for the user if finish_reason is "error"."""
     embedding: bytes | None = None
-    """The pooled vector of a request with `pooling`: float32, little-endian, not normalized."""
+    """The pooled vector of a request with `pooling`: float32, little-endian, not normalized.
+
+    Of a model that scores pairs, the score alone.
+    """

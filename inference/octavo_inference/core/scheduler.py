@@ -28,6 +28,9 @@ from octavo_inference.core.static_batching import next_batch
 from octavo_inference.models.layer_groups import PoolLayout
 from octavo_protocol.hashing import block_hash
 
+# What these pool is computed in the prompt's first step already.
+_POOLED_WHOLE = frozenset({"mean", "cls"})
+
 
 class Scheduler:
     """Owns the block pool, the rows and the queue. `budget` is query tokens per step, at least the number of rows.
@@ -348,8 +351,8 @@ class Scheduler:
         victim = min(self.running, key=lambda s: (s.level, self._lost(s), -s.arrival))
         self.running.remove(victim)
         cost = self._host_cost(victim.computed)
-        # The sum of a mean stays on the device, so its prompt is computed again as a whole.
-        if 0 < cost <= self.host_free and victim.pooling != "mean":
+        # What is pooled so far stays on the device, so the prompt is computed again as a whole.
+        if 0 < cost <= self.host_free and victim.pooling not in _POOLED_WHOLE:
             self.host_free -= cost
             victim.swapped_tokens = victim.computed
             plan.swap_out.append((victim, self.tables.saved(victim, victim.computed), victim.row))
@@ -365,7 +368,7 @@ class Scheduler:
 
     def _lost(self, sequence: Sequence) -> int:
         """Blocks to recompute after a preemption: those that neither the host nor the prefix cache keeps."""
-        if sequence.pooling == "mean":
+        if sequence.pooling in _POOLED_WHOLE:
             return self.tables.columns(sequence.computed)
         if self._host_cost(sequence.computed) <= self.host_free:
             return 0
@@ -508,9 +511,10 @@ class Scheduler:
     def _matchable(self, sequence: Sequence) -> list[bytes]:
         """The hashes of blocks that may come from the prefix cache: not those whose tokens have to be scored.
 
-        A mean is over the hidden states of all tokens, so its request uses no block of the cache.
+        A mean is over the hidden states of all tokens, so its request uses no block of the cache; nor does one for the
+        state of the first token.
         """
-        if sequence.pooling == "mean":
+        if sequence.pooling in _POOLED_WHOLE:
             return []
         if sequence.scores is None or sequence.scores.complete:
             return sequence.hashes

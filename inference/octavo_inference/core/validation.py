@@ -21,6 +21,7 @@ from octavo_inference.core.request import (
     Request,
     SamplingParams,
 )
+from octavo_inference.models.task import Task
 
 MAX_SEQUENCES = 128
 
@@ -117,6 +118,15 @@ def check_guidance(request: Request, vocab: int, *, compiles: bool) -> None:
                 "them, or leave it out",
                 "thinking_budget",
             )
+
+
+def check_task(request: Request, task: Task) -> None:
+    """Raise `RequestError` if the request wants an answer of a model that predicts no tokens."""
+    if task != "generate" and request.pooling is None:
+        raise RequestError(
+            f"this model {'gives embeddings' if task == 'embed' else 'scores pairs of texts'} and generates no text",
+            "model",
+        )
 
 
 def check_pooling(request: Request, hidden_size: int) -> None:

@@ -31,6 +31,7 @@ from octavo_inference.download.transfer import (
     RemoteFile,
     complete,
     disk_full,
+    of_module,
     wait,
 )
 
@@ -83,16 +84,30 @@ class Hub:
         return str(self._json(url, f"{repo}@{revision}")[0]["sha"])
 
     def files(self, repo: str, commit: str) -> list[RemoteFile]:
-        """The files at the top of the repository. Folders contain other formats of the same weights."""
+        """The files at the top of the repository, and in folders of modules.
+
+        Other folders contain other formats of the same weights.
+        """
+        entries = self._tree(repo, commit, "")
+        for folder in [entry["path"] for entry in entries if entry["type"] == "directory"]:
+            if of_module(folder):
+                entries += self._tree(repo, commit, f"/{folder}")
         found: list[RemoteFile] = []
-        url: str | None = f"{self._endpoint}/api/models/{repo}/tree/{commit}"
+        for entry in entries:
+            folder = entry["path"].rpartition("/")[0]
+            if entry["type"] == "file" and (not folder or of_module(folder)):
+                lfs = entry.get("lfs") or {}
+                blob = None if lfs else entry.get("oid")
+                found.append(RemoteFile(entry["path"], lfs.get("size", entry["size"]), lfs.get("oid"), blob))
+        return found
+
+    def _tree(self, repo: str, commit: str, folder: str) -> list[Any]:
+        """The entries of a folder, "" for the top."""
+        found: list[Any] = []
+        url: str | None = f"{self._endpoint}/api/models/{repo}/tree/{commit}{folder}"
         while url is not None:
             entries, url = self._json(url, repo)
-            for entry in entries:
-                if entry["type"] == "file" and "/" not in entry["path"]:
-                    lfs = entry.get("lfs") or {}
-                    blob = None if lfs else entry.get("oid")
-                    found.append(RemoteFile(entry["path"], lfs.get("size", entry["size"]), lfs.get("oid"), blob))
+            found += entries
         return found
 
     def download(self, repo: str, commit: str, file: RemoteFile, folder: Path, tell: Callable[[int], None]) -> None:
@@ -180,7 +195,8 @@ def choose(files: Sequence[RemoteFile], shards: frozenset[str] | None, quantizat
     missing or ambiguous.
     """
     texts = [file for file in files if file.name.endswith(_TEXT_SUFFIXES)]
-    tensors = [file for file in files if file.name.endswith(".safetensors")]
+    texts += [file for file in files if "/" in file.name and file.name.endswith(".safetensors")]  # of modules
+    tensors = [file for file in files if "/" not in file.name and file.name.endswith(".safetensors")]
     if quantization:
         return texts + _gguf(files, quantization)
     if shards is not None:

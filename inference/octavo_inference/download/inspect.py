@@ -31,7 +31,7 @@ from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
-from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, ModelFailure, ModelReport
+from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, GpuReport, ModelFailure, ModelReport
 
 _INDEX = "model.safetensors.index.json"
 _DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
@@ -94,8 +94,14 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         row_bytes=size.row,
         thread_bytes=size.thread,
         state_bytes=config.state_bytes,
-        gpu=gpu_report(outline.weights, config),
+        whole_prompts=config.bidirectional,
+        gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
+
+
+def _no_gpus(config: ModelConfig) -> GpuReport:
+    """The report on a model that no number of GPUs can share."""
+    return GpuReport(head_dim=config.head_dim, row_elements=config.hidden, position=0, shares=())
 
 
 def inspect_remote(
@@ -115,7 +121,7 @@ def inspect_remote(
         _take(remote, repo, commit, files[_INDEX], folder, files[_INDEX].size)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
     for file in choose(list(files.values()), shards):
-        if file.name in _DESCRIPTIONS:
+        if file.name in _DESCRIPTIONS or "/" in file.name:  # modules of sentence-transformers are small
             _take(remote, repo, commit, file, folder, file.size)
         elif file.name.endswith(".safetensors"):
             head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
@@ -133,7 +139,9 @@ def inspect_remote(
 def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
     """Make a sparse file of the full size with the first `count` bytes of the real one."""
     head = remote.head(repo, commit, file, min(count, file.size, _LAST_BYTES)) if count else b""
-    with (folder / file.name).open("wb") as out:
+    path = folder / file.name
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as out:
         out.write(head)
         out.truncate(file.size)
     return head

@@ -21,7 +21,7 @@ from obstore.exceptions import BaseError
 from obstore.store import GCSStore, S3Store
 
 from octavo_inference.checkpoints.gguf_names import part_names
-from octavo_inference.download.transfer import BrokenError, PrefetchError, RemoteFile, complete, wait
+from octavo_inference.download.transfer import BrokenError, PrefetchError, RemoteFile, complete, of_module, wait
 
 if TYPE_CHECKING:
     # Structural types of the library's dynamically generated classes.
@@ -56,7 +56,7 @@ class Bucket:
         return found
 
     def files(self, repo: str, commit: str) -> Sequence[RemoteFile]:
-        """The files of a revision. Subfolders contain other formats of the same weights."""
+        """The files of a revision. Subfolders contain other formats of the same weights, but for those of modules."""
         files = self._list(repo)
         if _revision(files) != commit:
             raise _changed(repo, commit)
@@ -112,13 +112,18 @@ class Bucket:
         while True:
             try:
                 with self._spoken(repo):
-                    found = obstore.list_with_delimiter(self._store, _prefix(repo) or None)["objects"]
+                    listed = obstore.list_with_delimiter(self._store, _prefix(repo) or None)
+                    found = [*listed["objects"]]
+                    for folder in listed["common_prefixes"]:
+                        if of_module(folder.rstrip("/").rpartition("/")[2]):
+                            found += obstore.list_with_delimiter(self._store, folder)["objects"]
             except BrokenError as error:
                 attempts += 1
                 wait(attempts, attempts - 1, error, repo, self._sleep)
             else:
                 break
-        files = [RemoteFile(meta["path"].rpartition("/")[2], meta["size"], None, None, _etag(meta)) for meta in found]
+        prefix = _prefix(repo)
+        files = [RemoteFile(meta["path"].removeprefix(prefix), meta["size"], None, None, _etag(meta)) for meta in found]
         only = part_names(repo.rpartition("/")[2]) if repo.endswith(".gguf") else ()
         files = [file for file in files if file.name.endswith(_SUFFIXES) and (not only or file.name in only)]
         if not files:

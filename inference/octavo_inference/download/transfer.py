@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import re
 import shutil
 import signal
 import sys
@@ -26,6 +27,11 @@ class PrefetchError(OctavoError):
     def __init__(self, message: str, reason: str = "DownloadFailed") -> None:
         super().__init__(message)
         self.reason = reason
+
+
+def of_module(folder: str) -> bool:
+    """Whether a folder is that of a module of sentence-transformers, as in 1_Pooling; others have other formats."""
+    return re.fullmatch(r"\d_[A-Za-z]+", folder) is not None
 
 
 class BrokenError(Exception):
@@ -63,7 +69,7 @@ class Remote(Protocol):
         ...
 
     def files(self, repo: str, commit: str, /) -> Sequence[RemoteFile]:
-        """The files at the top of the model."""
+        """The files at the top of the model, and those in folders of modules of sentence-transformers."""
         ...
 
     def head(self, repo: str, commit: str, file: RemoteFile, count: int, /) -> bytes:
@@ -78,6 +84,7 @@ class Remote(Protocol):
 def complete(file: RemoteFile, folder: Path, attempt: Callable[[Path], None], sleep: Callable[[float], None]) -> None:
     """Download `file` into `folder`: repeat `attempt`, which resumes from the partial file, until it succeeds."""
     part = folder / f"{file.name}.part"
+    part.parent.mkdir(exist_ok=True)
     attempts = corrupt = 0
     while True:
         before = part.stat().st_size if part.exists() else 0

@@ -95,8 +95,8 @@ def engine_for(
         max_running=sizes.max_running,
         max_batched_tokens=sizes.max_batched_tokens,
         max_queued=settings.max_queued_requests,
-        chunked_prefill=settings.chunked_prefill,
-        prefix_caching=settings.prefix_caching,
+        chunked_prefill=settings.chunked_prefill and not built.config.bidirectional,
+        prefix_caching=settings.prefix_caching and not built.config.bidirectional,
         static_wait=settings.static_wait_ms / 1000 if settings.batching == "static" else None,
         prefill_slowdown=settings.prefill_slowdown,
         host_blocks=sizes.host_blocks,
@@ -111,6 +111,7 @@ def engine_for(
         clock=clock,
         failpoints=Failpoints.from_environment(),
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
+        head=model.head if isinstance(model, LoadedModel) else None,
     )
     resolved = dataclasses.replace(
         settings,
@@ -247,7 +248,8 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
     free = available_memory()
-    require_memory(model.text.path, _weight_bytes(model.weights, name, dtype, settings.quantization), free)
+    packed = model.weights if model.config.task == "generate" else model.weights.without_head()
+    require_memory(model.text.path, _weight_bytes(packed, name, dtype, settings.quantization), free)
     layout = pool_layout(model.config)
     token = layout.token_bytes(model.config, element_bytes)
     sizes = _fit(settings, model.config, token, default_block, free, layout.kinds)
@@ -348,6 +350,7 @@ def _fit(
         block_size=block_size,
         room=lambda *_: free * (percent or KV_MEMORY_PERCENT) // 100,
         tables=tables,
+        whole=config.bidirectional,
     )
 
 

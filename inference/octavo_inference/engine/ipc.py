@@ -10,8 +10,10 @@ from __future__ import annotations
 import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
+from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
 from octavo_inference.core.counters import GuidanceTotals
 from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
+from octavo_inference.models.task import Task
 from octavo_protocol.load import EngineStats, StepSums
 from octavo_protocol.server_settings import ServerSettings
 
@@ -25,7 +27,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect. Sizes in tokens or bytes; `phases` are (name, seconds).
 
-    `hidden_size` is the number of elements of an embedding, 0 if the backend gives none.
+    `hidden_size` is the number of elements of an embedding, 0 if the backend gives none; `pooling` that of the model.
 
     If a model spans several GPUs, sizes in bytes are per GPU, `pid` is rank 0 and `rank_pids` are the others.
     """
@@ -49,6 +51,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graphs: int = 0
     model_digest: str = ""
     hidden_size: int = 0
+    task: Task = "generate"
+    pooling: PoolingName = DEFAULT_POOLING
     swap_bytes: int = 0
     memory: MemoryPlan | None = None
     pid: int = 0

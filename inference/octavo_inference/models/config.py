@@ -1,4 +1,4 @@
-"""The configuration of a decoder: sizes and flags that cover all natively supported families."""
+"""The configuration of a decoder or encoder: sizes and flags that cover all natively supported families."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Literal
 
 from octavo_inference.models.layers import Experts, LatentAttention, LayerParts, StateLayer
 from octavo_inference.models.rope import Rope, RopeScaling
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
 
 Activation = Literal["silu", "gelu_tanh", "gelu", "relu", "relu2", "xielu"]
 QkNorm = Literal["head", "whole"]
@@ -42,6 +44,10 @@ class ModelConfig:
     norm for both. `gated` is false for MLPs of two matrices. `qkv_clip`: limit of the values of q, k and v, after their
     norm. `query_temperature` (Llama 4): (floor positions, factor) of layers without rotation:
     q *= 1 + factor * ln(1 + floor((p + 1) / floor)).
+
+    `task`: "generate" for models that predict tokens; "embed" for those without such a head, "score" for those with a
+    head that scores a pair of texts (`models.pooled_head`). `pooling`: that of their hidden states, where neither
+    settings nor files of sentence-transformers name one.
     """
 
     architecture: str
@@ -96,6 +102,8 @@ class ModelConfig:
     experts: Experts | None = None
     latent: LatentAttention | None = None
     state: StateLayer | None = None
+    task: Task = "generate"
+    pooling: PoolingName = "last"
     digest: str = ""
 
     @property
@@ -118,6 +126,7 @@ class ModelConfig:
             part.heads or self.heads,
             part.kv_heads or self.kv_heads,
             part.intermediate or self.intermediate,
+            part.input_norm,
         )
 
     @property

@@ -32,6 +32,7 @@ def features(config: ModelConfig) -> frozenset[str]:
         "LayerNorm": config.layer_norm,
         "norms after the residual sum": config.post_residual_norms,
         "no norm before attention and MLP": not config.input_norms,
+        "a layer without a norm before attention": any(not part.input_norm for part in config.parts),
         "a norm of the embedding": config.embedding_norm,
         "parallel attention and MLP": config.parallel,
         "an MLP without gate": not config.gated,

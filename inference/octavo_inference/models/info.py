@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from octavo_inference.models.task import Task
+from octavo_protocol.engine_settings import PoolingName
+
 
 class ModelInfo(Protocol):
     """A decoder as engine, pool and tokenizer see it."""
@@ -26,6 +29,21 @@ class ModelInfo(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an answer."""
+        ...
+
+    @property
+    def task(self) -> Task:
+        """What it computes: the next token, embeddings alone, or scores of pairs of texts."""
+        ...
+
+    @property
+    def pooling(self) -> PoolingName:
+        """The pooling of its hidden states where nothing else names one."""
+        ...
+
+    @property
+    def bidirectional(self) -> bool:
+        """True if tokens attend to those after them, so that a prompt is computed in one step."""
         ...
 
     @property

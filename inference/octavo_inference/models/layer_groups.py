@@ -8,7 +8,8 @@ the K and V of the same tokens. All blocks of the pool have the same size: they 
     groups 2 to 12     5 layers with a window each   a block table each; blocks are freed behind the window
                        (the last has 2 layers, and blocks that are 3 / 5 empty)
 
-A model of one kind has one group of all its layers. The idea is vLLM's hybrid KV cache manager.
+A model of one kind has one group of all its layers. An encoder needs K and V of one layer at a time: all its layers
+use the same places of a block, one after another (depth 1). The idea is vLLM's hybrid KV cache manager.
 """
 
 from __future__ import annotations
@@ -61,7 +62,10 @@ class LayerGroup:
 
 @dataclass(frozen=True, slots=True)
 class PoolLayout:
-    """The groups of a model, full ones first. A block of the pool holds its tokens of `depth` layers."""
+    """The groups of a model, full ones first. A block of the pool holds its tokens of `depth` layers.
+
+    A group with more layers than that is an encoder's: each layer overwrites what those before it stored.
+    """
 
     groups: tuple[LayerGroup, ...]
     depth: int
@@ -70,7 +74,7 @@ class PoolLayout:
         """The group of a layer with attention, and the layer's number within a block."""
         for number, group in enumerate(self.groups):
             if layer in group.layers:
-                return number, group.layers.index(layer)
+                return number, group.layers.index(layer) % self.depth
         raise KeyError(f"layer {layer} has no K and V in the pool")
 
     @property
@@ -82,7 +86,7 @@ class PoolLayout:
     def token_bytes(self, config: ModelConfig, bytes_per_element: int) -> int:
         """Size of a token in the blocks of all tables, the parts of blocks that no layer uses included."""
         size = config.kv_bytes_per_token(bytes_per_element)
-        if len(self.groups) == 1:
+        if len(self.groups) == 1 and self.depth >= config.attention_layers:
             return size
         return size // config.attention_layers * self.depth * len(self.groups)
 
@@ -108,6 +112,8 @@ def pool_layout(config: ModelConfig) -> PoolLayout:
         kinds = {(0, 0): layers}  # blocks of unlike layers have unlike sizes
     if not kinds:
         return one_group(0)  # only states: blocks without K and V
+    if config.bidirectional:
+        return PoolLayout((LayerGroup(tuple(layers)),), 1)
     if len(kinds) == 1:
         depth = len(layers)
     else:

@@ -13,7 +13,8 @@ class LayerParts:
     """What one layer consists of: mixers, whose outputs are added, then a feed-forward part.
 
     `attention`: it has softmax attention (of the model's kind: grouped-query, or latent). `state`: it has the model's
-    state layer. A size of None is the model's own; pruned models have layers of unlike sizes.
+    state layer. A size of None is the model's own; pruned models have layers of unlike sizes. `input_norm` is false
+    for a layer that has none before its mixers, where others have one (the first of ModernBERT).
     """
 
     attention: bool = True
@@ -22,6 +23,7 @@ class LayerParts:
     heads: int | None = None
     kv_heads: int | None = None
     intermediate: int | None = None
+    input_norm: bool = True
 
 
 Scoring = Literal["softmax", "sigmoid", "softmax_of_chosen", "softmax_of_near"]

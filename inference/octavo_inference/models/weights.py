@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, overload
 
 import numpy as np
@@ -211,8 +211,9 @@ def required(tensor: Matrix | None) -> Matrix:
 class Weights:
     """All weights of a model. When tied, `lm_head` is `embedding`, or the quantized matrix that it was read from.
 
-    `positions` [rows, hidden] is added to the embedding, then `token_type` [hidden], and `embedding_norm` normalizes
-    the sum. `final_norm` is None where the last layer's norm is the last.
+    `positions` [rows, hidden] is added to the embedding, then `token_type` [hidden] (`second_token_type` for the second
+    text of a pair, where the model has one), and `embedding_norm` normalizes the sum. `final_norm` is None where the
+    last layer's norm is the last.
     """
 
     embedding: Tensor
@@ -223,8 +224,13 @@ class Weights:
     head_bias: Tensor | None = None
     positions: Tensor | None = None
     token_type: Tensor | None = None
+    second_token_type: Tensor | None = None
     embedding_norm: Tensor | None = None
     embedding_norm_bias: Tensor | None = None
+
+    def without_head(self) -> Weights:
+        """The weights that a backend packs of a model that predicts no tokens: `lm_head` has no rows."""
+        return replace(self, lm_head=self.embedding.rows(0, 0))
 
     def tensors(self) -> Iterator[Matrix]:
         """All tensors, those of the layers first."""

@@ -85,6 +85,25 @@ def invalid(message: str, param: str | None, code: str | None = None) -> ApiErro
     return ApiError(400, message, param=param, code=code)
 
 
+def generates_nothing(name: str, task: str) -> ApiError:
+    """400: a request for text to a model that embeds or scores."""
+    kind, paths = (
+        ("scores pairs of texts", "/v1/rerank and /v1/score")
+        if task == "score"
+        else ("gives embeddings", "/v1/embeddings, /v1/rerank and /v1/score")
+    )
+    return invalid(f"model: {name[:128]} {kind} and generates no text; use {paths}.", "model", "unsupported_model")
+
+
+def gives_no_embeddings(name: str) -> ApiError:
+    """400: a request for embeddings to a model that scores pairs."""
+    return invalid(
+        f"model: {name[:128]} scores pairs of texts and gives no embeddings; use /v1/rerank and /v1/score.",
+        "model",
+        "unsupported_model",
+    )
+
+
 def model_not_found(name: str, known: str) -> ApiError:
     """404: no model of this name."""
     return ApiError(

@@ -22,12 +22,11 @@ from starlette.types import ASGIApp
 
 from octavo_inference.answers.formats import answer_formats
 from octavo_inference.checkpoints.resolve import find_model
-from octavo_inference.checkpoints.sentence_transformers import declared_pooling
+from octavo_inference.checkpoints.sentence_transformers import declared_pooling, declares_normalized
 from octavo_inference.common.allocator import limit_heap
 from octavo_inference.common.errors import ModelError, OctavoError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.config.engine import DEFAULT_POOLING
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import SHUTTING_DOWN, EngineDiedError
@@ -198,6 +197,10 @@ async def _start(
         asyncio.to_thread(_load_text, settings), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
+    if settings.relevance == "answer" and info.task != "generate":
+        raise ModelError(
+            f"{settings.engine.model} generates no text, which --relevance answer needs; use --relevance embedding"
+        )
     timeline.mark("tokenizer")
     await warm_up(client.router, info)
     timeline.mark("first token")
@@ -231,13 +234,15 @@ def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
     template = load_chat_template(assets, settings.engine.chat_template, model)
     if settings.relevance == "answer" and template is None:
         raise ModelError(f"{model} has no chat template, which --relevance answer needs; use --relevance embedding")
-    pooling = settings.pooling or declared_pooling(find_model(model)) or DEFAULT_POOLING
+    source = find_model(model)
+    pooling = settings.pooling or declared_pooling(source)
     text = ServedModel(
         assets.tokenizer,
         template,
         assets.tokenizer_class,
         assets.special_tokens,
         pooling,
+        declares_normalized(source),
         settings.relevance,
         answer_formats(
             None if template is None else template.source,

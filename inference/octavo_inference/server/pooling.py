@@ -28,11 +28,7 @@ def input_tokens(
     more tokens than the context has.
     """
     limit = loaded.info.max_model_len
-    if keep == 0:
-        raise invalid(
-            "truncate_prompt_tokens: 0 leaves no prompt; give the number of tokens to keep, or -1 for all that fit.",
-            "truncate_prompt_tokens",
-        )
+    check_keep(keep)
     if isinstance(given, str):
         # A text that is surely too long is not tokenised.
         if keep is None and first is None and len(given) // loaded.longest_token > limit:
@@ -53,6 +49,15 @@ def input_tokens(
     return tokens
 
 
+def check_keep(keep: int | None) -> None:
+    """Raise `ApiError` for a `truncate_prompt_tokens` that keeps nothing."""
+    if keep == 0:
+        raise invalid(
+            "truncate_prompt_tokens: 0 leaves no prompt; give the number of tokens to keep, or -1 for all that fit.",
+            "truncate_prompt_tokens",
+        )
+
+
 def pooled_requests(
     service: Service, request: HttpRequest, body: SchedulingFields, loaded: Loaded, inputs: list[list[int]]
 ) -> list[Request]:
@@ -65,7 +70,7 @@ def pooled_requests(
     sampling = [SamplingParams()] * len(inputs)
     requests = engine_requests(service, request, body, f"embd-{uuid.uuid4().hex}", inputs, sampling)
     return [
-        msgspec.structs.replace(one, pooling=loaded.text.pooling, cache_policy=one.cache_policy or "batch")
+        msgspec.structs.replace(one, pooling=loaded.pooling, cache_policy=one.cache_policy or "batch")
         for one in requests
     ]
 

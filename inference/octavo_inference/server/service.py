@@ -20,7 +20,7 @@ from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
-from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName, RelevanceName
+from octavo_inference.config.engine import PoolingName, RelevanceName
 from octavo_inference.core.request import Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
@@ -63,14 +63,16 @@ class ServedModel:
     """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
 
     `special_tokens` are those with a role, such as `eos_token`, by transformers' name of the role.
-    `pooling` is that of its embeddings, `relevance` the rule of /score and /rerank.
+    `pooling` is that of its embeddings, None for the model's own; `normalized`: they have length 1. `relevance` is the
+    rule of /score and /rerank.
     """
 
     tokenizer: Tokenizer
     template: ChatTemplate | None
     tokenizer_class: str = "PreTrainedTokenizerFast"
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    pooling: PoolingName = DEFAULT_POOLING
+    pooling: PoolingName | None = None
+    normalized: bool = True
     relevance: RelevanceName = "embedding"
     formats: AnswerFormats = field(default_factory=AnswerFormats)
     """The formats of tool calls and of thinking."""
@@ -135,6 +137,13 @@ class Service:
         if model not in self.names:
             raise model_not_found(model, self.names[0])
         return self.loaded
+
+    def require_generator(self, model: str) -> Loaded:
+        """Like `require`, for requests for text. Raises `ApiError` if the model generates none."""
+        loaded = self.require(model)
+        if loaded.info.task != "generate":
+            raise errors.generates_nothing(model, loaded.info.task)
+        return loaded
 
     def generate(
         self, request: HttpRequest, loaded: Loaded, prompts: list[Request], plan: AnswerPlan | None = None
@@ -315,6 +324,11 @@ class Loaded:
     text: ServedModel
     info: EngineInfo
     longest_token: int
+
+    @property
+    def pooling(self) -> PoolingName:
+        """The pooling of hidden states; that of a model that scores pairs is fixed."""
+        return self.info.pooling if self.text.pooling is None or self.info.task == "score" else self.text.pooling
 
     def chat_tokens(
         self, messages: list[Message], *, bounded: bool = True, **options: Unpack[TemplateOptions]

@@ -102,10 +102,12 @@ class Sleeper:
 
 
 async def warm_up(router: OutputRouter, info: EngineInfo) -> None:
-    """Generate one token through the whole path. Raises `EngineDiedError` if that fails."""
+    """Generate one token, or embed one, through the whole path. Raises `EngineDiedError` if that fails."""
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     outputs: asyncio.Queue[Output] = asyncio.Queue()
     request = Request(id="warm-up", tokens=[min(1, info.vocab_size - 1)], sampling=sampling)
+    if info.task != "generate":
+        request = msgspec.structs.replace(request, pooling=info.pooling)
     router.submit([request], outputs.put_nowait)
     output = await outputs.get()
     if output.error is not None:

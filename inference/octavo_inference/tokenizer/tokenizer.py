@@ -30,11 +30,14 @@ _REFUSED = {
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A `tokenizer.json`."""
+    """A `tokenizer.json`, without the truncation and padding that those of encoders may state."""
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:
         raise ModelError(f"{path}: not a tokenizer: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def tokenizer_from_gguf(file: Described) -> Tokenizer:

@@ -58,6 +58,20 @@ def _setting(spec: Spec, found: ModelReport) -> SpecRefusal | None:
         return SpecRefusal(
             "QuantizationConflict", f"spec.engine.quantization: {no_effect(settings.quantization)}{_is(found)}"
         )
+    if spec.resources.gpu.count and found.whole_prompts:
+        return SpecRefusal(
+            "GpuUnsupported",
+            f"spec.resources.gpu: {found.architecture} is an encoder, and only CPUs compute attention in both "
+            "directions; leave spec.resources.gpu out",
+        )
+    most, longest = settings.max_batched_tokens, settings.max_model_len or found.max_length
+    if found.whole_prompts and most is not None and most < longest:
+        return SpecRefusal(
+            "StepTooSmall",
+            f"spec.engine.scheduler.maxBatchedTokens: {most} is less than the longest prompt of {longest} tokens, and "
+            f"an encoder ({found.architecture}) computes a prompt in one step; raise it, or lower "
+            "spec.engine.maxModelLen",
+        )
     if spec.resources.gpu.count and (sizes := _ranks(found)) and settings.tensor_parallel_size not in sizes:
         return SpecRefusal(
             "ParallelismUnsupported",

@@ -100,8 +100,11 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     kinds = found.kv_tables
     block = token * block_size // table_count(kinds)
     length = min(settings.max_model_len or found.max_length, found.max_length)
-    chunk = _batched(settings, running, length)
+    chunked = settings.chunked_prefill and not found.whole_prompts
+    chunk = _batched(settings, running, length, chunked=chunked)
     useful = running * blocks_held(kinds, length, chunk, block_size) * block
+    if found.whole_prompts:
+        useful = (-(-chunk // block_size) + 2 * running) * block
     pool = _pool(settings, limit, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
     states = state_slots(
         pool,
@@ -116,7 +119,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     kv = blocks * block + states.nbytes
     if settings.max_model_len is None:
         length = max(longest_held(kinds, blocks, chunk, block_size, length), min(length, block_size))
-    tokens = _batched(settings, running, length)
+    tokens = _batched(settings, running, length, chunked=chunked)
     return Estimate(
         limit=limit,
         weights=weights,
@@ -125,7 +128,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         + found.row_bytes * (running + threads(spec))
         + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
-        swap=_swap(settings, kv),
+        swap=0 if found.whole_prompts else _swap(settings, kv),
         sequence=blocks_held(kinds, length, chunk, block_size) * block + states.nbytes,
         block=block,
         block_size=block_size,
@@ -136,9 +139,9 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     )
 
 
-def _batched(settings: EngineSettings, running: int, length: int) -> int:
+def _batched(settings: EngineSettings, running: int, length: int, *, chunked: bool) -> int:
     """Most tokens of a step."""
-    whole = 0 if settings.chunked_prefill else length
+    whole = 0 if chunked else length
     return settings.max_batched_tokens or max(PROFILES[settings.profile].max_batched_tokens, running, whole)
 
 

@@ -13,6 +13,8 @@ from octavo_inference.backends.cuda.backend import FEATURES as CUDA_FEATURES
 from octavo_inference.model_loader import load_model
 from octavo_inference.models.features import features
 
+from .encoders import CROSS, CROSS_IN_EVERY_RUN, ENCODERS, Encoder, written
+from .encoders import IN_EVERY_RUN as ENCODERS_IN_EVERY_RUN
 from .families import (
     DENSE,
     EXPERTS,
@@ -39,6 +41,10 @@ GROUPS: dict[str, tuple[dict[str, Family], str]] = {
     "Mixtures of experts": (EXPERTS, "test_families.py"),
     "Latent attention": (LATENT | LATENT_EXPERTS, "test_latent_families.py"),
     "State layers": (HYBRIDS, "test_hybrids.py"),
+}
+ENCODER_GROUPS: dict[str, tuple[dict[str, Encoder], frozenset[str]]] = {
+    "Embedding models": (ENCODERS, ENCODERS_IN_EVERY_RUN),
+    "Rerankers": (CROSS, CROSS_IN_EVERY_RUN),
 }
 NAMES = {
     "Apertus": "Apertus",
@@ -122,6 +128,7 @@ this page from the tests, and a test compares it. [Models](guides/models.md) exp
   kernels with the reference by kind of layer. For dense models and mixtures of experts it compares logits with those of
   transformers. Both run in Triton's interpreter. The kernels have not run on a card with all of these families yet.
   Instead of a "no", transformers computes the model there, [where it can](guides/models.md#transformers-on-a-gpu).
+- Embedding models are compared by the hidden states of whole prompts, rerankers by the scores of pairs.
 - `test_every_kind.py` runs the engine with one family of each kind of layer: prefix hits, preemption, several answers.
 """
 
@@ -180,7 +187,29 @@ def page() -> str:
         if families is DENSE_FAMILIES:
             lines += [(NAMES[row.model].lower(), _line(row, "test_others.py")) for row in others()]
         parts += [line for _, line in sorted(lines)]
+    for title, (encoders, in_every_run) in ENCODER_GROUPS.items():
+        parts.append(f"\n## {title}\n\n| class | CPU | GPU | test |\n|---|---|---|---|\n")
+        parts += _encoder_lines(encoders, in_every_run)
     return "".join(parts)
+
+
+def _encoder_lines(encoders: dict[str, Encoder], in_every_run: frozenset[str]) -> list[str]:
+    """A line for each class."""
+    named: dict[str, list[str]] = defaultdict(list)
+    for name, encoder in encoders.items():
+        named[encoder.model].append(name)
+    lines = []
+    for model, names in sorted(named.items()):
+        needed: set[str] = set()
+        for name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                written(encoders[name], Path(folder))
+                needed |= features(load_model(folder).config)
+        row = _row_of(model, len(names), set(), needed, any(name in in_every_run for name in names))
+        run = "make test" if row.in_every_run else "make test-all"
+        test = f"test_encoders.py, {row.variants}, `{run}`"
+        lines.append(f"| {model} | {_backend(row.cpu)} | {_backend(row.gpu)} | {test} |\n")
+    return lines
 
 
 def _line(row: Row, file: str) -> str:

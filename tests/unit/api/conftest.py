@@ -24,6 +24,7 @@ from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.model_loader import TextModel as ModelText
 from octavo_inference.model_loader import load_text
+from octavo_inference.models.task import Task
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
@@ -262,6 +263,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         prefix_caching: bool = True,
         hidden_size: int = 4,
         relevance: Literal["embedding", "answer"] = "embedding",
+        task: Task = "generate",
+        normalized: bool = True,
         listen: bool = False,
         store: StoreLimits = STORE,
         **engine_fields: object,
@@ -280,6 +283,8 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
             prefix_caching=prefix_caching,
             model_digest="weights",
             hidden_size=hidden_size,
+            task=task,
+            pooling="last" if task == "generate" else "cls",
         )
         client = ThreadClient(engine, info)
         service = Service(
@@ -292,7 +297,9 @@ def serve(tokenizer: Tokenizer, template: ChatTemplate) -> Serve:
         )
         await client.start()
         special_tokens = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-        text = ServedModel(tokenizer, template, special_tokens=special_tokens, relevance=relevance)
+        text = ServedModel(
+            tokenizer, template, special_tokens=special_tokens, relevance=relevance, normalized=normalized
+        )
         if ready:
             service.loaded = Loaded(text, info, text.longest_token)
             service.ready = True

@@ -131,6 +131,7 @@ async def test_models(serve):
         "created": 1,
         "root": "m",
         "max_model_len": 512,
+        "task": "generate",
         "object": "model",
         "owned_by": "octavo",
     }

@@ -75,6 +75,32 @@ def test_without_chunks_a_step_is_made_large_enough_for_any_prompt() -> None:
     assert sizes(chunked_prefill=False, max_running_requests=4).max_batched_tokens == 512
 
 
+def encoder(room: int = 1 << 40, **wishes: Any) -> Any:
+    settings = EngineSettings(**wishes)
+    return fit(
+        settings,
+        PROFILES[settings.profile],
+        max_positions=CONFIG.max_positions,
+        token_bytes=CONFIG.kv_bytes_per_token(2),
+        block_size=32,
+        room=lambda *_: room,
+        whole=True,
+    )
+
+
+def test_an_encoder_has_blocks_for_the_tokens_of_a_step() -> None:
+    got = encoder(max_running_requests=8, max_batched_tokens=2048, preemption="swap")
+    assert (got.max_model_len, got.max_batched_tokens) == (CONFIG.max_positions, 2048)
+    assert got.num_blocks == 2048 // 32 + 2 * 8
+    assert got.host_blocks == 0, "its sequences are not preempted"
+
+
+def test_a_step_of_an_encoder_holds_a_prompt() -> None:
+    assert encoder(max_running_requests=4).max_batched_tokens >= CONFIG.max_positions
+    with pytest.raises(SettingsError, match="an encoder computes a prompt in one step: raise max_batched_tokens"):
+        encoder(max_running_requests=4, max_batched_tokens=CONFIG.max_positions - 1)
+
+
 STATE = 1000 * BLOCK_BYTES
 
 

@@ -68,8 +68,12 @@ def test_a_window_of_the_longest_sequence_is_full_attention() -> None:
     assert summary(pool_layout(replace(alternating(12, 2, 4096), max_positions=4096))) == (12, 1, 0)
 
 
-def test_windows_to_both_sides_free_nothing() -> None:
-    assert summary(pool_layout(replace(alternating(12, 2, 128), bidirectional=True))) == (12, 1, 0)
+def test_all_layers_of_an_encoder_use_the_same_places() -> None:
+    config = replace(alternating(12, 2, 128), bidirectional=True)
+    layout = pool_layout(config)
+    assert summary(layout) == (1, 1, 0)
+    assert {layout.place(layer) for layer in range(12)} == {(0, 0)}
+    assert layout.token_bytes(config, 2) == config.kv_bytes_per_token(2) // 12
 
 
 def test_layers_without_attention_belong_to_no_group() -> None:

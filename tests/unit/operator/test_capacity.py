@@ -12,6 +12,7 @@ import pytest
 from tests.unit.operator.world import World, condition
 
 from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.observe import fit
 from octavo_operator.observe.memory_estimate import Estimate, estimate, refusal
 from octavo_operator.reconcile.plan import Apply
 from octavo_operator.resources.common import Installation
@@ -132,3 +133,37 @@ def test_what_serves_goes_on_when_the_next_spec_cannot_fit(make_owner: Make, ins
     ready = condition(decided, "Ready")
     assert ready["message"].endswith("; 1 replicas of the previous spec keep serving")
     assert len(world.pods) == 1
+
+
+ENCODER = ModelReport(
+    architecture="roberta",
+    weights={"auto": 1 << 30},
+    kv_elements_per_token=2048,
+    max_length=8192,
+    token_bytes=40_000,
+    row_bytes=20_000,
+    whole_prompts=True,
+    gpu=GpuReport(head_dim=64, row_elements=1024, position=0, shares=()),
+)
+
+
+def test_an_encoder_needs_the_kv_of_one_step(make_owner: Make) -> None:
+    found = expect(make_owner({"engine": {"scheduler": {"maxRunningRequests": 16}}}), "4Gi", ENCODER)
+    assert found.length == 8192
+    assert found.kv == (8192 + 2 * 16 * 16) * 2048 * 2
+    assert refusal(make_owner().spec, found) == ""
+
+
+def test_an_encoder_is_refused_where_it_cannot_run(make_owner: Make) -> None:
+    gpu = make_owner({"resources": {"gpu": {"count": 1}}})
+    refused = fit.refusal(gpu.spec, ENCODER, fit.MemoryFit())
+    assert refused is not None
+    assert refused.reason == "GpuUnsupported"
+    assert "roberta is an encoder, and only CPUs compute attention in both directions" in refused.message
+    small = make_owner({"engine": {"scheduler": {"maxBatchedTokens": 2048, "maxRunningRequests": 16}}})
+    refused = fit.refusal(small.spec, ENCODER, fit.MemoryFit())
+    assert refused is not None
+    assert refused.reason == "StepTooSmall"
+    assert "maxBatchedTokens: 2048 is less than the longest prompt of 8192 tokens" in refused.message
+    shorter = {"maxModelLen": 2048, "scheduler": {"maxBatchedTokens": 2048, "maxRunningRequests": 16}}
+    assert fit.refusal(make_owner({"engine": shorter}).spec, ENCODER, fit.MemoryFit()) is None

@@ -66,14 +66,20 @@ class FakeHub:
         if path.startswith(f"/api/models/org/tiny/tree/{COMMIT}"):
             return self.tree(request)
         if path.startswith(f"/org/tiny/resolve/{COMMIT}/"):
-            name = path.rsplit("/", 1)[1]
+            name = path.removeprefix(f"/org/tiny/resolve/{COMMIT}/")
             target = f"http://127.0.0.1:{self.storage.server_port}/{name}"
             return self.send(request, 302, b"", {"Location": target})
         return self.send(request, 404, b"")
 
     def tree(self, request: BaseHTTPRequestHandler) -> None:
-        entries: list[dict[str, Any]] = [{"type": "directory", "path": "onnx", "size": 0, "oid": "x"}]
+        asked = request.path.partition("?")[0].removeprefix(f"/api/models/org/tiny/tree/{COMMIT}").strip("/")
+        folders = {"onnx", *(name.rpartition("/")[0] for name in self.files)} - {""} if not asked else set()
+        entries: list[dict[str, Any]] = [
+            {"type": "directory", "path": folder, "size": 0, "oid": "x"} for folder in sorted(folders)
+        ]
         for name, data in self.files.items():
+            if name.rpartition("/")[0] != asked:
+                continue
             blob = hashlib.sha1(f"blob {len(data)}\0".encode() + data, usedforsecurity=False).hexdigest()
             entry: dict[str, Any] = {"type": "file", "path": name, "size": len(data), "oid": blob}
             if len(data) > 1000:

@@ -257,3 +257,46 @@ def test_a_hub_that_wants_an_hour_is_left_alone(hub: FakeHub) -> None:
         Hub(hub.url, None, sleep=slept.append).commit("org/tiny", "main")
     assert refused.value.reason == "RateLimited"
     assert slept == []
+
+
+BERT = {
+    "architectures": ["BertModel"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 256,
+    "max_position_embeddings": 512,
+    "hidden_act": "gelu",
+}
+
+
+def bert_files() -> dict[str, bytes]:
+    tables = {"word_embeddings": 256, "position_embeddings": 512, "token_type_embeddings": 2}
+    matrices = {
+        "attention.self.query": (64, 64), "attention.self.key": (64, 64), "attention.self.value": (64, 64),
+        "attention.output.dense": (64, 64), "intermediate.dense": (128, 64), "output.dense": (64, 128),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {f"embeddings.{name}.weight": (rows, 64) for name, rows in tables.items()}
+    for name, shape in matrices.items():
+        shapes |= {f"encoder.layer.0.{name}.weight": shape, f"encoder.layer.0.{name}.bias": shape[:1]}
+    for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
+        # The names of the first BERTs.
+        shapes |= {f"{name}.LayerNorm.gamma": (64,), f"{name}.LayerNorm.beta": (64,)}
+    return {
+        "config.json": json.dumps(BERT).encode(),
+        "tokenizer.json": b"{}",
+        "model.safetensors": safetensors(shapes, "F32"),
+    }
+
+
+def test_an_encoder_has_no_logits_and_kv_of_one_layer(tmp_path: Path) -> None:
+    for name, data in bert_files().items():
+        (tmp_path / name).write_bytes(data)
+    report = inspect(str(tmp_path))
+    assert (report.architecture, report.whole_prompts, report.max_length) == ("bert", True, 512)
+    assert report.kv_elements_per_token == 2 * 64
+    matrices = 4 * (4 * 64 * 64 + 2 * 64 * 128)
+    assert report.weights["float32"] == matrices + 4 * 64 * (256 + 512)
+    assert report.gpu is not None
+    assert report.gpu.shares == (), "only CPUs compute it"

@@ -190,3 +190,21 @@ def test_the_program_reports_in_one_line(
     assert main(["hf://org/tiny", "--to", str(tmp_path / "model")]) == 0
     assert main(["hf://org/none", "--to", str(tmp_path / "none")]) == 1
     assert capsys.readouterr().err.strip() == "org/none@main: the hub has no such model, revision or file (404)"
+
+
+def test_modules_of_sentence_transformers_come_with_the_model(
+    fetch: Callable[..., list[str]], hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.files |= {
+        "modules.json": b"[]",
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/model.safetensors": WEIGHTS,
+        "2_Dense/pytorch_model.bin": b"x",
+        "onnx/config.json": b"{}",
+    }
+    fetch()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {
+        *("config.json", "tokenizer.json", "model.safetensors", "modules.json"),
+        *("1_Pooling/config.json", "2_Dense/model.safetensors"),
+    }

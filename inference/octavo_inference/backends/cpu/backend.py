@@ -52,7 +52,13 @@ FEATURES = frozenset(
         *("parallel attention and MLP", "an MLP without gate"),
         *(f"the activation {name}" for name in abi.ACTIVATIONS),
         *("norms over all heads", "norms after the rotation", "clipped queries and keys", "a temperature of queries"),
-        *("a bias of the head", "a mixture of experts", "a clamped activation of experts", "latent attention"),
+        *(
+            "a layer without a norm before attention",
+            "a bias of the head",
+            "a mixture of experts",
+            "a clamped activation of experts",
+            "latent attention",
+        ),
     }
 )
 
@@ -174,6 +180,7 @@ class CpuBackend:
             embedding_norm=packed.embedding_norm,
             final_norm=packed.final_norm,
             token_type=packed.token_type,
+            second_token_type=packed.second_token_type,
             embedding=packed.embedding,
             positions=packed.positions,
             lm_head=packed.lm_head,
@@ -425,6 +432,7 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         seq_len=address(batch.seq_len),
         block_table=address(batch.block_table),
         states=address(batch.states),
+        token_types=address(batch.token_types) if len(batch.token_types) else None,
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
         table_width=batch.block_table.shape[2],
@@ -456,7 +464,8 @@ def _pools(
     memory: NDArray[np.uint8], config: ModelConfig, layout: PoolLayout, num_blocks: int, row_bytes: int
 ) -> list[NDArray[np.uint8]]:
     """The part of the pool of each layer of a block, [blocks, bytes]. `row_bytes`: an element of all its tokens."""
-    parts = [config.part(layer) for layer in max(layout.groups, key=lambda group: len(group.layers)).layers]
+    largest = max(layout.groups, key=lambda group: len(group.layers))
+    parts = [config.part(layer) for layer in largest.layers[: layout.depth]]
     if config.latent is not None:
         elements = [config.latent.cached_dim for _ in parts]
     else:

@@ -47,6 +47,8 @@ class Footprint:
 
 def measure(weights: Weights, config: ModelConfig) -> Footprint:
     """Measure a model. Reads no weights: they may be an `outline`'s."""
+    if config.task != "generate":
+        weights = weights.without_head()
     # float16 becomes bfloat16 only where nothing is lost, so count it as float32.
     tables = [table for table in (weights.embedding, weights.positions) if table is not None]
     embedding = sum(table.nbytes * (2 if table.format == "f16" else 1) for table in tables)
@@ -102,7 +104,8 @@ def _working(config: ModelConfig) -> tuple[int, int]:
     normed = max(config.hidden, latent.query_latent)
     widths = sum(map(_padded, written)) + normed + attended + inner + mixed + latent.by_head + latent.absorbed
     widest = max(normed, attended, inner, mixed)
-    row = _padded(config.vocab) + partial_floats(config)
+    logits = config.vocab if config.task == "generate" else 0
+    row = _padded(logits) + partial_floats(config)
     blocks = math.ceil(widest / 32)
     if config.experts is not None:
         mixture = expert_widths(config.experts, config.hidden)

@@ -62,6 +62,7 @@ class ReferenceBackend:
         self._config = config
         self._embedding = float32(weights.embedding)
         self._positions, self._token_type = optional(weights.positions), optional(weights.token_type)
+        self._second_token_type = optional(weights.second_token_type)
         self._embedding_norm = norm_of(
             config, weights.embedding_norm, weights.embedding_norm_bias, exists=config.embedding_norm
         )
@@ -136,7 +137,11 @@ class ReferenceBackend:
         embedded = self._embedding[index(batch.tokens)] * self._config.embedding_scale
         if self._positions is not None:
             embedded = embedded + self._positions[index(batch.positions)]
-        x[places] = embedded if self._token_type is None else embedded + self._token_type
+        if self._token_type is not None:
+            embedded = embedded + self._token_type
+        if self._token_type is not None and self._second_token_type is not None and len(batch.token_types):
+            embedded += index(batch.token_types)[:, None] * (self._second_token_type - self._token_type)
+        x[places] = embedded
         x = tiled(self._embedding_norm, x)
         for layer in self._layers:
             x = layer(x, places, batch)

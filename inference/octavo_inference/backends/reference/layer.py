@@ -64,7 +64,9 @@ class Layer:
         elif config.experts is not None and weights.experts is not None:
             self._feed_forward = Mixture(config, config.experts, weights.experts)
         w, after = weights, config.output_norms or config.post_residual_norms
-        self._input_norm = norm_of(config, w.input_norm, w.input_norm_bias, exists=config.input_norms)
+        self._input_norm = norm_of(
+            config, w.input_norm, w.input_norm_bias, exists=config.input_norms and part.input_norm
+        )
         self._post_norm = norm_of(
             config, w.post_norm, w.post_norm_bias, exists=config.input_norms and not config.shared_norm
         )

@@ -63,7 +63,7 @@ class _Reply:
 async def messages(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, or continue its last message, whole or as a stream."""
     body = await requests.read(request, MessagesRequest)
-    loaded = service.require(body.model)
+    loaded = service.require_generator(body.model)
     [(tokens, planned)] = await service.tokenise(request, [lambda: _planned(loaded, body)])
     await check_grammar(service, request, planned)
     room = loaded.answer_length(len(tokens), None, None, "messages")

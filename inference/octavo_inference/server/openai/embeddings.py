@@ -13,13 +13,13 @@ from starlette.responses import Response
 
 from octavo_inference.common.vectors import little_endian, vector_of
 from octavo_inference.server import json_body
-from octavo_inference.server.errors import invalid
+from octavo_inference.server.errors import gives_no_embeddings, invalid
 from octavo_inference.server.http import json_unless_gone
 from octavo_inference.server.openai.requests import Int31, TokenId
 from octavo_inference.server.pooling import MAX_INPUTS, Input, input_tokens, pooled_requests, vectors
 from octavo_inference.server.prompt_batch import PromptBatch, PromptUsage, prompt_batch
 from octavo_inference.server.prompts import SchedulingFields, prompt_headers
-from octavo_inference.server.service import Service
+from octavo_inference.server.service import Loaded, Service
 
 MAX_RESPONSE = 48 * 2**20
 """Bytes of the largest response, by the estimates below."""
@@ -58,7 +58,10 @@ class EmbeddingRequest(SchedulingFields, forbid_unknown_fields=True, kw_only=Tru
 
 
 class EmbeddingObject(msgspec.Struct, frozen=True):
-    """The vector of one input: numbers, or base64 of little-endian float32. Its length is 1."""
+    """The vector of one input: numbers, or base64 of little-endian float32.
+
+    Its length is 1, unless the checkpoint's sentence-transformers files do not normalize it.
+    """
 
     index: int
     embedding: list[float] | str
@@ -78,6 +81,8 @@ async def embeddings(service: Service, request: HttpRequest) -> Response:
     """Embed one or more texts."""
     body = await json_body.read(request, EmbeddingRequest, service.check_ids)
     loaded = service.require(body.model)
+    if loaded.info.task == "score":
+        raise gives_no_embeddings(body.model)
     inputs = body.inputs
     _check_size(body, len(inputs), loaded.info.hidden_size)
     keep = body.truncate_prompt_tokens
@@ -85,19 +90,19 @@ async def embeddings(service: Service, request: HttpRequest) -> Response:
     tokens = await service.tokenise(request, steps)
     prompts = pooled_requests(service, request, body, loaded, tokens)
     headers = await prompt_headers(service, request, loaded, prompts)
-    work = _whole(service, body, prompt_batch(service, request, prompts))
+    work = _whole(service, loaded, body, prompt_batch(service, request, prompts))
     return await json_unless_gone(request.receive, work, headers)
 
 
-async def _whole(service: Service, body: EmbeddingRequest, batch: PromptBatch) -> bytes:
+async def _whole(service: Service, loaded: Loaded, body: EmbeddingRequest, batch: PromptBatch) -> bytes:
     pooled = await vectors(batch)
-    return await service.work(lambda: _encoded(body, pooled, batch.usage))
+    return await service.work(lambda: _encoded(body, pooled, batch.usage, normalize=loaded.text.normalized))
 
 
-def _encoded(body: EmbeddingRequest, pooled: list[bytes], usage: PromptUsage) -> bytes:
+def _encoded(body: EmbeddingRequest, pooled: list[bytes], usage: PromptUsage, *, normalize: bool) -> bytes:
     data = []
     for index, one in enumerate(pooled):
-        vector = vector_of(one, dimensions=body.dimensions)
+        vector = vector_of(one, dimensions=body.dimensions, normalize=normalize)
         in_text = body.encoding_format == "base64"
         data.append(
             EmbeddingObject(index, base64.b64encode(little_endian(vector)).decode() if in_text else vector.tolist())

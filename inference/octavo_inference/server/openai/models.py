@@ -32,5 +32,6 @@ async def get_model(service: Service, request: Request) -> Response:
 
 
 def _model(service: Service, name: str) -> ModelObject:
-    limit = service.loaded.info.max_model_len if service.loaded else None
-    return ModelObject(name, int(service.start_time), service.names[0], limit)
+    info = service.loaded.info if service.loaded else None
+    limit, task = (None, None) if info is None else (info.max_model_len, info.task)
+    return ModelObject(name, int(service.start_time), service.names[0], limit, task)

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo_inference.core.request import TokenLogprobs
+from octavo_inference.models.task import Task
 from octavo_inference.server.generation import TokenCounts
 from octavo_inference.server.openai.token_text import TextOffsets, TokenLabels
 
@@ -232,12 +233,17 @@ class TextResponse(msgspec.Struct, frozen=True):
 
 
 class ModelObject(msgspec.Struct, frozen=True):
-    """A model that is served."""
+    """A model that is served.
+
+    `task` is generate for models that predict tokens, embed for those that give embeddings alone, and score for those
+    that score pairs of texts; null while the model is loading.
+    """
 
     id: str
     created: int
     root: str
     max_model_len: int | None
+    task: Task | None = None
     object: str = "model"
     owned_by: str = "octavo"
 

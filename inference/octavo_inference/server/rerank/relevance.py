@@ -1,12 +1,14 @@
-"""Scores of pairs of texts, by the rule that the server is set to."""
+"""Scores of pairs of texts, by the model's own head if it has one, or the rule that the server is set to."""
 
 from __future__ import annotations
+
+from types import ModuleType
 
 from starlette.requests import Request as HttpRequest
 
 from octavo_inference.server.prompt_batch import PromptBatch, prompt_batch
 from octavo_inference.server.prompts import SchedulingFields
-from octavo_inference.server.rerank import judgement, similarity
+from octavo_inference.server.rerank import cross_encoder, judgement, similarity
 from octavo_inference.server.rerank.texts import Limits, Pair
 from octavo_inference.server.service import Loaded, Service
 
@@ -19,7 +21,7 @@ class Relevance:
         self._loaded = loaded
         self._pairs = pairs
         self._limits = limits
-        self._rule = judgement if loaded.text.relevance == "answer" else similarity
+        self._rule = _rule(loaded)
 
     async def batch(self, request: HttpRequest, body: SchedulingFields) -> PromptBatch:
         """The prompts to compute. Raises `ApiError`."""
@@ -31,3 +33,9 @@ class Relevance:
         """The scores, in the order of the pairs. Raises `ApiError`."""
         outputs = await batch.outputs()
         return await self._service.work(lambda: self._rule.scores(outputs, self._pairs))
+
+
+def _rule(loaded: Loaded) -> ModuleType:
+    if loaded.info.task == "score":
+        return cross_encoder
+    return judgement if loaded.text.relevance == "answer" else similarity

@@ -161,6 +161,7 @@ struct Model {
   const Layer* layers;
   Norm embedding_norm, final_norm;  // [hidden]
   const float* token_type;          // [hidden], added to embeddings
+  const float* second_token_type;   // [hidden], in its place for tokens of the second type; null: there is none
   Source embedding, positions;      // positions: added to embeddings; data is null without them
   Matrix lm_head;
   float *hidden_state, *qkv, *projected, *logits;  // projected: null without output norms
@@ -195,7 +196,8 @@ struct Model {
 // table that a group's window has passed are arbitrary blocks, as are those after a sequence's last token: not to be read.
 struct Batch {
   const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
-  const int32_t* states;  // slot of each sequence's state
+  const int32_t* states;       // slot of each sequence's state
+  const int32_t* token_types;  // 1 for tokens of the second type; null: there are none
   int32_t num_tokens, num_seqs, table_width, num_groups;
 };
 

@@ -188,6 +188,7 @@ class DecoderArgs(ctypes.Structure):
         ("embedding_norm", NormArgs),
         ("final_norm", NormArgs),
         ("token_type", c_void_p),
+        ("second_token_type", c_void_p),
         ("embedding", StoredMatrix),
         ("positions", StoredMatrix),
         ("lm_head", PackedMatrix),
@@ -266,7 +267,16 @@ class BatchArgs(ctypes.Structure):
     _fields_: ClassVar[Fields] = [
         *[
             (name, c_void_p)
-            for name in ("tokens", "positions", "slots", "query_start", "seq_len", "block_table", "states")
+            for name in (
+                "tokens",
+                "positions",
+                "slots",
+                "query_start",
+                "seq_len",
+                "block_table",
+                "states",
+                "token_types",
+            )
         ],
         *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width", "num_groups")],
     ]

@@ -32,11 +32,13 @@ def pack(kernels: Kernels, team: int, config: ModelConfig, weights: Weights, wan
         packed.layers.append(_LayerPacker(packer, config, number, weights.layers[number]).pack())
     if not config.post_residual_norms:
         packed.final_norm = packer.norm(weights.final_norm, weights.final_norm_bias, config.hidden)
-    packed.lm_head = packer.matrix((weights.lm_head,), biases=(weights.head_bias,), names=("lm_head",))
+    if config.task == "generate":
+        packed.lm_head = packer.matrix((weights.lm_head,), biases=(weights.head_bias,), names=("lm_head",))
     packed.embedding = packer.stored(weights.embedding)
     if weights.positions is not None:
         packed.positions = packer.stored(weights.positions)
     packed.token_type = packer.vector(weights.token_type)
+    packed.second_token_type = packer.vector(weights.second_token_type)
     if config.embedding_norm:
         packed.embedding_norm = packer.norm(weights.embedding_norm, weights.embedding_norm_bias, config.hidden)
     if packed.unkept:
@@ -96,7 +98,7 @@ class _LayerPacker:
 
     def _mixer_norms(self, layer: abi.LayerArgs) -> None:
         config = self.config
-        if config.input_norms:
+        if config.input_norms and config.part(self.number).input_norm:
             layer.input_norm = self._norm("input_norm")
         if config.output_norms or config.post_residual_norms:
             layer.attention_output_norm = self._norm("attention_output_norm")

@@ -43,6 +43,7 @@ class Forward final : public Job {
     }
 
     if (!pooled_.empty()) pool(step);
+    if (!m_.lm_head.rows) return;  // a model that predicts no tokens
     const Rows<Act> sampled{s_.count, nullptr, m_.final_norm, s_.row};
     const StoreLogits logits{m_.logits, m_.lm_head.rows, m_.lm_head.bias, m_.logit_scale, m_.logit_softcap};
     if (!best_.empty()) {
@@ -67,7 +68,8 @@ class Forward final : public Job {
       dequantize_row(m_.positions, b_.positions[t], step.scratch());
       add_row(step.scratch(), x, m_.hidden);
     }
-    if (m_.token_type) add_row(m_.token_type, x, m_.hidden);
+    const bool second = b_.token_types && b_.token_types[t] && m_.second_token_type;
+    if (m_.token_type) add_row(second ? m_.second_token_type : m_.token_type, x, m_.hidden);
     if (m_.embedding_norm.weight) normalize(m_, m_.embedding_norm, x, x, m_.hidden);
   }
 

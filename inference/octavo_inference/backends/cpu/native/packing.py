@@ -54,6 +54,7 @@ class Packed:
     final_norm: abi.NormArgs = field(default_factory=abi.NormArgs)
     embedding_norm: abi.NormArgs = field(default_factory=abi.NormArgs)
     token_type: int | None = None
+    second_token_type: int | None = None
     keep: list[object] = field(default_factory=list)
     arena: Arena = field(default_factory=Arena)
     size: int = 0

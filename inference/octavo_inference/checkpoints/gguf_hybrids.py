@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from octavo_inference.checkpoints.gguf_experts import Fields
 from octavo_inference.checkpoints.gguf_experts import experts as mixture
-from octavo_inference.checkpoints.gguf_families import Fields, GgufFamily, granite
+from octavo_inference.checkpoints.gguf_families import GgufFamily, granite
 from octavo_inference.checkpoints.gguf_settings import GgufSettings
 from octavo_inference.checkpoints.gguf_states import gated_delta, mamba2, parts_of, short_conv
 from octavo_inference.common.errors import UnsupportedModelError

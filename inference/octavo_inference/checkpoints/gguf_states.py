@@ -119,16 +119,20 @@ def _delta_weights(
     heads: Order = tiled_heads(layer.key_heads, values) if tiled else np.arange(values)
     rows: Order = (heads[:, None] * dim + np.arange(dim)).reshape(-1)
     channels: Order = np.concatenate([np.arange(queries), queries + rows])
-    inputs = [
-        matrix(p + "attn_qkv.weight", queries + layer.inner, hidden, channels if tiled else None),
-        matrix(p + "attn_gate.weight", layer.inner, hidden, rows if tiled else None),
-    ]
+    each = values // layer.key_heads
+    if p + "ssm_in.weight" in file.tensors and not tiled:  # older files of Qwen3-Next: by key head
+        order = delta_rows(layer.key_heads, layer.key_dim, layer.key_dim, each * dim, each * dim)
+        inputs = [matrix(p + "ssm_in.weight", queries + 2 * layer.inner, hidden, order)]
+    else:
+        inputs = [
+            matrix(p + "attn_qkv.weight", queries + layer.inner, hidden, channels if tiled else None),
+            matrix(p + "attn_gate.weight", layer.inner, hidden, rows if tiled else None),
+        ]
     if p + "ssm_ba.weight" in file.tensors and not tiled:
-        each = values // layer.key_heads
         inputs.append(matrix(p + "ssm_ba.weight", 2 * values, hidden, delta_rows(layer.key_heads, each, each)))
     else:
-        order = heads if tiled else None
-        inputs += [matrix(f"{p}ssm_{name}.weight", values, hidden, order) for name in ("beta", "alpha")]
+        names = (f"{p}ssm_{name}.weight" for name in ("beta", "alpha"))
+        inputs += [matrix(name, values, hidden, heads if tiled else None) for name in names]
     output = matrix(p + "ssm_out.weight", hidden, layer.inner)
     return StateWeights(
         inputs=tuple(inputs),

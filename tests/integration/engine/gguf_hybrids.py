@@ -27,8 +27,8 @@ GGUF = {
 Array = np.ndarray
 
 
-def write_hybrid(path: Path, model: Any, architecture: str) -> Path:
-    """All tensors in float32, and the metadata that the converter writes."""
+def write_hybrid(path: Path, model: Any, architecture: str, *, old: bool = False) -> Path:
+    """All tensors in float32, and the metadata that the converter writes; `old`: Qwen3-Next with one input tensor."""
     config = model.config
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -41,7 +41,7 @@ def write_hybrid(path: Path, model: Any, architecture: str) -> Path:
     writer.add_token_types([1] * config.vocab_size)
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(2)
-    for name, values in _tensors(model, architecture).items():
+    for name, values in _tensors(model, architecture, old=old).items():
         writer.add_tensor(name, np.ascontiguousarray(values.astype(np.float32)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -140,7 +140,7 @@ def _state_sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> Non
     writer.add_ssm_group_count(groups)
 
 
-def _tensors(model: Any, architecture: str) -> dict[str, Array]:
+def _tensors(model: Any, architecture: str, *, old: bool) -> dict[str, Array]:
     config = model.config
     names = gguf.get_tensor_name_map(
         next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture), config.num_hidden_layers
@@ -153,6 +153,9 @@ def _tensors(model: Any, architecture: str) -> dict[str, Array]:
     found: dict[str, Array] = {}
     for name, values in state.items():
         known = name.replace("model.", "backbone.") if architecture == "nemotron_h_moe" else name
+        if old and "in_proj_qkvz" in name:
+            found[f"blk.{name.split('.layers.', 1)[1].split('.', 1)[0]}.ssm_in.weight"] = values
+            continue
         for target, changed in _converted(known, values, architecture, config).items():
             stored = names.get_name(target, try_suffixes=(".weight", ".bias")) or target
             assert stored.startswith(("blk.", "token_embd", "output")), (name, target)

@@ -28,3 +28,12 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     path = write_hybrid(tmp_path / "model.gguf", model, GGUF[name])
     for backend in backends(path, family.max_model_len, only_best=True):
         compare(family, model, backend)
+
+
+@pytest.mark.full
+def test_older_gguf_files_of_qwen3_next(tmp_path: Path) -> None:
+    family = HYBRIDS["qwen3_next-sparse"]
+    model = build(family)
+    path = write_hybrid(tmp_path / "model.gguf", model, "qwen3next", old=True)
+    for backend in backends(path, family.max_model_len, only_best=True):
+        compare(family, model, backend)

@@ -200,15 +200,20 @@ def test_gguf_of_another_architecture_is_refused(tmp_path: Path, tensors: Tensor
 @pytest.mark.parametrize(
     ("architecture", "key", "value", "message"),
     [
-        ("qwen2", "attention.sliding_window", 64, "a sliding window \\(64 of 128 tokens\\) of qwen2 models"),
+        ("qwen2", "attention.sliding_window", 64, "qwen2.attention.sliding_window is 64 of 128 tokens"),
         ("llama", "attention.sliding_window", -1, "sliding_window is -1, expected a number of tokens"),
-        ("llama", "rope.scaling.type", "spiral", "rope scaling 'spiral' is not supported"),
+        ("llama", "rope.scaling.type", "spiral", "rope.scaling.type is 'spiral'; supported are none, linear, yarn"),
         ("llama", "rope.scaling.factor", 0.0, "factor is 0.0, expected more than 0"),
-        ("llama", "rope.dimension_count", 16, "rotary dimensions 16 of heads of 32"),
+        (
+            "llama",
+            "rope.dimension_count",
+            16,
+            "llama.rope.dimension_count is 16 of heads of 32: partial rotation is supported in phi3",
+        ),
         ("llama", "rope.freq_base", 1.0, "rope.freq_base is 1.0, expected more than 1"),
         ("llama", "attn_logit_softcapping", -2.0, "attn_logit_softcapping is -2.0, expected a positive number"),
         ("qwen3", "context_length", 128, "tensor blk.0.attn_q_norm.weight is missing"),
-        ("smollm3", "expert_count", 8, "a mixture of experts of smollm3 models is not supported"),
+        ("smollm3", "expert_count", 8, r"a mixture of experts \(expert_count\) is not supported in smollm3 models"),
     ],
 )
 def test_gguf_that_cannot_work_is_refused_in_words(

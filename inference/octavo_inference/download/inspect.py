@@ -19,8 +19,10 @@ from octavo_inference.backends.cpu.footprint import count_elements, measure
 from octavo_inference.backends.cuda.footprint import gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.hf_heads import pooled_head
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
 from octavo_inference.checkpoints.quantized.quantization_config import MODELOPT_FILE, OLD_FILES
+from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.download.hub import choose, connect, fetch
@@ -52,6 +54,8 @@ def inspect(path: str, *, any_architecture: bool = False) -> ModelReport:
     config = text.config
     if isinstance(config, ModelConfig):
         with refusing(path):
+            if text.path.is_dir():
+                pooled_head(text.path, read_checkpoint(text.path), config)  # refuses heads that the engine would
             return _report(read_outline(text.path, config), config)
     elements = count_elements(text.path)
     if isinstance(config, ForeignConfig) and not any_architecture:

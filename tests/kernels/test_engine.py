@@ -140,7 +140,7 @@ def test_prefix_hits_change_no_token(expected: dict[str, dict[tuple[str, int], l
 
 
 @pytest.mark.parametrize("limits", [{}, {"budget": 5, "max_running": 3}], ids=["company", "chunks"])
-@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_embeddings_are_those_of_the_reference(model: Model, pooling: str, limits: dict[str, Any]) -> None:
     found, wanted = (embedded(make(model), pooling, **limits) for make in (cuda, reference))
     for name in ("e0", "e1", "e2"):

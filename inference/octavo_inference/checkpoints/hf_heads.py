@@ -13,7 +13,7 @@ from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_tensors import HfTensors
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
-from octavo_inference.checkpoints.sentence_transformers import Module, modules
+from octavo_inference.checkpoints.sentence_transformers import TextModule, modules
 from octavo_inference.common.errors import ModelError, UnsupportedModelError
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.pooled_head import HeadActivation, HeadStage, PooledHead
@@ -115,7 +115,7 @@ def _class_of(path: Path, name: Any) -> HeadActivation:
     return found
 
 
-def _dense(folder: Path, module: Module) -> HeadStage:
+def _dense(folder: Path, module: TextModule) -> HeadStage:
     """A Dense module, in a folder of its own."""
     path = folder / module.path / "config.json"
     settings = HfSettings(path, optional_json(path))

@@ -22,14 +22,14 @@ _NAMED: dict[str, PoolingName] = {"cls": "cls", "mean": "mean", "lasttoken": "la
 
 
 @dataclass(frozen=True, slots=True)
-class Module:
+class TextModule:
     """One step from text to embedding: the last part of its class's name, and its folder ("" for the model's own)."""
 
     kind: str
     path: str
 
 
-def modules(source: Path) -> list[Module]:
+def modules(source: Path) -> list[TextModule]:
     """The modules of a model, given as its folder or as a file in it; [] if it declares none."""
     folder = source.parent if source.is_file() else source
     try:
@@ -39,7 +39,7 @@ def modules(source: Path) -> list[Module]:
     if not isinstance(data, list):
         return []
     found = [
-        Module(str(entry.get("type")).rpartition(".")[2], str(entry.get("path", "")))
+        TextModule(str(entry.get("type")).rpartition(".")[2], str(entry.get("path", "")))
         for entry in data
         if isinstance(entry, dict)
     ]

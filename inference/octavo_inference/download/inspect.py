@@ -19,6 +19,7 @@ from octavo_inference.backends.cpu.footprint import count_elements, measure
 from octavo_inference.backends.cuda.footprint import foreign_gpu_report, gpu_report
 from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.hf_heads import pooled_head
 from octavo_inference.checkpoints.outline import Outline, format_name, read_outline
 from octavo_inference.checkpoints.quantized.quantization_config import MODELOPT_FILE, OLD_FILES
 from octavo_inference.checkpoints.safetensors import read_checkpoint
@@ -54,6 +55,8 @@ def inspect(path: str, *, any_architecture: bool = False, transformers: bool = F
     config = text.config
     if isinstance(config, ModelConfig):
         with refusing(path):
+            if text.path.is_dir():
+                pooled_head(text.path, read_checkpoint(text.path), config)  # refuses heads that the engine would
             return _report(read_outline(text.path, config), config)
     elements = count_elements(text.path)
     if isinstance(config, ForeignConfig) and not (any_architecture or transformers):

@@ -159,6 +159,26 @@ def test_scores_of_pairs(name: str, tmp_path: Path) -> None:
         llm.generate(query)
 
 
+@needs_native
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5"}},
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+    ],
+)
+def test_scores_without_a_sigmoid_where_the_files_say_so(declared: dict[str, Any], tmp_path: Path) -> None:
+    model = written(CROSS["modernbert"], tmp_path)
+    save_words(tmp_path, typed=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | declared))
+    [found] = LLM(str(tmp_path), dtype="float32").score(TEXTS[0], TEXTS[1], use_tqdm=False)
+    with torch.inference_mode():
+        logit = model(torch.tensor([[2, *ids_of(TEXTS[0]), 2, *ids_of(TEXTS[1]), 2]])).logits.item()
+    assert abs(found - logit) < 2e-4
+    assert not 0 <= found <= 1
+
+
 def test_a_prompt_that_no_step_holds(tmp_path: Path) -> None:
     written(ENCODERS["bert"], tmp_path)
     save_words(tmp_path, typed=True)

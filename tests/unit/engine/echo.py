@@ -67,8 +67,8 @@ def embedding_of(prompt: Sequence[int], pooling: str) -> np.ndarray:
     """The pooled states of a prompt, computed without an engine."""
     tokens = np.array(prompt, np.int64)
     states = np.array([state_of(tokens[: i + 1]) for i in range(len(tokens))], np.float32)
-    if pooling == "last":
-        return states[-1]
+    if pooling != "mean":
+        return states[{"cls": 0, "last": -1}[pooling]]
     total = np.zeros(states.shape[1], np.float32)
     for state in states:
         total += state

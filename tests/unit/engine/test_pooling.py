@@ -27,7 +27,7 @@ REQUESTS = st.lists(
     st.tuples(
         st.lists(st.integers(0, 2), min_size=1, max_size=22),
         st.integers(1, 9),
-        st.sampled_from([None, "mean", "last"]),
+        st.sampled_from([None, "cls", "mean", "last"]),
     ),
     min_size=1,
     max_size=9,
@@ -86,7 +86,7 @@ def test_each_of_a_mix_of_embeddings_and_answers_is_what_it_is_alone(
     assert (report.requests, report.pooled_requests) == (len(requests), embeddings)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 @pytest.mark.parametrize("budget", [1, 3, 4, 12, 64])
 def test_a_vector_does_not_depend_on_the_size_of_chunks(runner: Make, pooling: str, budget: int) -> None:
     run = runner(budget=budget, max_running=1)
@@ -138,7 +138,7 @@ def two_of_the_same(runner: Make, echo: Make, pooling: str) -> tuple[Runner, Ech
 
 
 @pytest.mark.parametrize("host_blocks", [0, 64])
-@pytest.mark.parametrize("pooling", ["mean", "last"])
+@pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_a_preempted_embedding_is_complete(runner: Make, pooling: str, host_blocks: int) -> None:
     run = runner(budget=4, host_blocks=host_blocks, caching=False)
     run.submit("e", list(range(20)), pooling=pooling)

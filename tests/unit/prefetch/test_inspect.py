@@ -271,7 +271,7 @@ BERT = {
 }
 
 
-def bert_files() -> dict[str, bytes]:
+def bert_files(architecture: str = "BertModel", labels: int = 0) -> dict[str, bytes]:
     tables = {"word_embeddings": 256, "position_embeddings": 512, "token_type_embeddings": 2}
     matrices = {
         "attention.self.query": (64, 64), "attention.self.key": (64, 64), "attention.self.value": (64, 64),
@@ -283,8 +283,15 @@ def bert_files() -> dict[str, bytes]:
     for name in ("embeddings", "encoder.layer.0.attention.output", "encoder.layer.0.output"):
         # The names of the first BERTs.
         shapes |= {f"{name}.LayerNorm.gamma": (64,), f"{name}.LayerNorm.beta": (64,)}
+    if labels:
+        shapes = {f"bert.{tensor}": shape for tensor, shape in shapes.items()}
+        shapes |= {
+            "bert.pooler.dense.weight": (64, 64),
+            "classifier.weight": (labels, 64),
+            "classifier.bias": (labels,),
+        }
     return {
-        "config.json": json.dumps(BERT).encode(),
+        "config.json": json.dumps(BERT | {"architectures": [architecture]}).encode(),
         "tokenizer.json": b"{}",
         "model.safetensors": safetensors(shapes, "F32"),
     }
@@ -300,3 +307,15 @@ def test_an_encoder_has_no_logits_and_kv_of_one_layer(tmp_path: Path) -> None:
     assert report.weights["float32"] == matrices + 4 * 64 * (256 + 512)
     assert report.gpu is not None
     assert report.gpu.shares == (), "only CPUs compute it"
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_classifier_needs_one_label(labels: int, tmp_path: Path) -> None:
+    for name, data in bert_files("BertForSequenceClassification", labels).items():
+        (tmp_path / name).write_bytes(data)
+    found = look(str(tmp_path), None, any_architecture=False)
+    if labels == 1:
+        assert isinstance(found, ModelReport)
+    else:
+        assert isinstance(found, ModelFailure)
+        assert "a classifier of 3 labels is not supported; models with one label score pairs" in found.message

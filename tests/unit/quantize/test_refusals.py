@@ -200,6 +200,15 @@ def test_a_family_that_is_not_written(quantize: Quantize, tmp_path: Path) -> Non
     assert "architecture 'cohere' cannot be quantized here; llama, mistral, " in result.err
 
 
+def test_a_model_without_an_output_layer(quantize: Quantize, tmp_path: Path) -> None:
+    folder = write_source(tmp_path / "source", architectures=["LlamaModel"])
+    assert refused(
+        quantize(tmp_path / "out", source=folder),
+        1,
+        f"{folder}: has no output layer, and the loss is measured with it",
+    )
+
+
 def test_a_source_with_images(quantize: Quantize, tmp_path: Path) -> None:
     folder = write_source(tmp_path / "source")
     config = json.loads((folder / "config.json").read_text())

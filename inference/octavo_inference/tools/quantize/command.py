@@ -139,6 +139,8 @@ def load(source: str, out: TextIO) -> LoadedModel:
         raise UnsupportedModelError(
             f"{source}: architecture {model.config.architecture!r} cannot be quantized here; {', '.join(FAMILIES)} can"
         )
+    if model.config.task != "generate":
+        raise UnsupportedModelError(f"{source}: has no output layer, and the loss is measured with it")
     formats = {getattr(layer, name).format for layer in model.weights.layers for name in _MATRICES}
     formats.add(model.weights.lm_head.format)
     if formats <= _FLOATS:

@@ -341,7 +341,7 @@ def test_a_capture_that_loses_the_device_is_the_end_of_it(monkeypatch: pytest.Mo
 
 def test_a_capture_that_one_of_several_gpus_fails_ends_them_all() -> None:
     backend = cuda(rows=2, capture=None)
-    object.__setattr__(backend._decoder, "group", RankGroup(0, 2))
+    object.__setattr__(backend._decoder.context, "group", RankGroup(0, 2))
     with pytest.raises(DeviceError, match=r"could not be captured \(out of memory\), .* start with --no-cuda-graphs"):
         backend._capture_failed(RuntimeError("out of memory\nmore"))
 

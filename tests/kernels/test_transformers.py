@@ -50,7 +50,7 @@ def load(folder: Path, **settings: Any) -> LLM:
 @pytest.fixture
 def nothing_native(monkeypatch: pytest.MonkeyPatch) -> None:
     """No family that has more than the plain decoder is native on a GPU."""
-    monkeypatch.setattr(cuda, "_FEATURES", frozenset())
+    monkeypatch.setattr(cuda, "FEATURES", frozenset())
 
 
 @pytest.fixture

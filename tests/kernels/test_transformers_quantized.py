@@ -6,10 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from octavo_inference import LLM, SamplingParams
+from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles
+from octavo_inference.backends.transformers.load_quantized import load_quantized
+from octavo_inference.backends.transformers.products import workspace
+from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.engine import factory
+from octavo_inference.model_loader import load_model
 
 from ..unit.model.conftest import matrices, write_hf  # noqa: TID252 -- tests are no package
 from ..unit.model.quantized_files import EXAMPLES, checkpoint  # noqa: TID252 -- as above
@@ -23,9 +29,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factory, "gpu_visible", lambda: True)
 
 
-def write(folder: Path, method: str) -> None:
+def write(folder: Path, method: str) -> dict[str, np.ndarray]:
+    """Write a model. Returns the weights of its quantized layers."""
     settings, make = EXAMPLES[method]
-    checkpoint(folder, settings, matrices(np.random.default_rng(0)), make, model_type="llama", tie_word_embeddings=True)
+    tensors = matrices(np.random.default_rng(0))
+    return checkpoint(folder, settings, tensors, make, model_type="llama", tie_word_embeddings=True)
 
 
 def scores(folder: Path, backend: str, dtype: str = "auto") -> list[float]:
@@ -38,13 +46,27 @@ def scores(folder: Path, backend: str, dtype: str = "auto") -> list[float]:
 @pytest.mark.parametrize(
     "method",
     [
-        method if method in {"compressed-tensors", "gptq act-order"} else pytest.param(method, marks=FULL)
+        # The others take a minute each in the interpreter.
+        method if method == "gptq act-order" else pytest.param(method, marks=FULL)
         for method in EXAMPLES
     ],
 )
 def test_logprobs_are_those_of_native_kernels(tmp_path: Path, method: str) -> None:
     write(tmp_path, method)
     np.testing.assert_allclose(scores(tmp_path, "transformers"), scores(tmp_path, "cuda"), atol=2e-3)
+
+
+def test_a_layer_of_four_bits_is_multiplied_as_stored(tmp_path: Path) -> None:
+    weights = write(tmp_path, "compressed-tensors")
+    described = load_model(str(tmp_path), native=False).config
+    assert isinstance(described, ForeignConfig)
+    module = load_quantized(tmp_path, described, torch.float32, "auto", workspace(torch.device("cpu")), Tiles())
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    product = module.model.layers[0].mlp.down_proj
+    assert product._product.parts[0].form == "int4"
+    x = torch.randn(1, 2, product.in_features)
+    wanted = x @ torch.from_numpy(weights["model.layers.0.mlp.down_proj"]).float().T
+    torch.testing.assert_close(product(x), wanted, atol=1e-2, rtol=1e-3)
 
 
 def test_a_requested_type_unpacks_the_weights(tmp_path: Path) -> None:

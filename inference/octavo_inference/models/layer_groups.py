@@ -108,11 +108,12 @@ def pool_layout(config: ModelConfig) -> PoolLayout:
     kinds: dict[tuple[int, int], list[int]] = defaultdict(list)
     for layer in layers:
         kinds[_reach(config, layer)].append(layer)
-    if len(kinds) > 1 and len({config.part(layer).kv_heads for layer in layers}) > 1:
+    unlike = len({config.part(layer).kv_heads for layer in layers}) > 1
+    if len(kinds) > 1 and unlike:
         kinds = {(0, 0): layers}  # blocks of unlike layers have unlike sizes
     if not kinds:
         return one_group(0)  # only states: blocks without K and V
-    if config.bidirectional:
+    if config.bidirectional and not unlike:
         return PoolLayout((LayerGroup(tuple(layers)),), 1)
     if len(kinds) == 1:
         depth = len(layers)

@@ -74,6 +74,8 @@ def test_all_layers_of_an_encoder_use_the_same_places() -> None:
     assert summary(layout) == (1, 1, 0)
     assert {layout.place(layer) for layer in range(12)} == {(0, 0)}
     assert layout.token_bytes(config, 2) == config.kv_bytes_per_token(2) // 12
+    unlike = replace(config, parts=tuple(LayerParts(kv_heads=1 + layer % 2) for layer in range(12)))
+    assert summary(pool_layout(unlike)) == (12, 1, 0), "places of unlike layers have unlike sizes"
 
 
 def test_layers_without_attention_belong_to_no_group() -> None:

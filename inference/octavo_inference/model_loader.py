@@ -19,6 +19,7 @@ from octavo_inference.checkpoints.from_hf import config_from_hf, weights_from_hf
 from octavo_inference.checkpoints.gguf import GgufFile, read_gguf
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.hf_heads import pooled_head
+from octavo_inference.checkpoints.quantized import quantized_reader
 from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.checkpoints.transformers_config import ForeignConfig, describe
@@ -175,6 +176,7 @@ def _hf_text(
         config = config_from_hf(folder, checkpoint, digest) if native else describe(folder, digest, "by request")
     except UnsupportedModelError as error:
         config = describe(folder, digest, str(error))
+        quantized_reader(folder, checkpoint, contents=False)  # also reads what transformers computes
     model = TextModel(folder.resolve().name, folder, config, lambda: hf_assets(folder))
     _check(model)
     return model, config

@@ -84,7 +84,8 @@ def test_a_model_larger_than_memory_is_refused_before_its_weights_are_read(
 
 
 def test_quantized_weights_are_refused_on_cpus(tmp_path: Path, tensors: Tensors) -> None:
-    changes: dict[str, Any] = {"architectures": ["OwnForCausalLM"], "quantization_config": {"quant_method": "gptq"}}
+    settings = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    changes: dict[str, Any] = {"architectures": ["OwnForCausalLM"], "quantization_config": settings}
     folder = str(write_hf(tmp_path / "m", tensors, **changes))
     message = r"native kernels read quantized weights \(gptq\), .* \(.*architecture 'OwnForCausalLM' is not supp"
     with pytest.raises(ModelError, match=message):

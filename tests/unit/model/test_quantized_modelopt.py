@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from octavo_inference.common.errors import ModelError
-from octavo_inference.model_loader import load_model
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.engine.factory import load_engine
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Tensor, dequantize
 
@@ -87,9 +88,9 @@ def test_other_models_with_that_file_are_refused(tmp_path: Path, tensors: Tensor
     folder = write_hf(tmp_path / "m", tensors, architectures=["OwnForCausalLM"])
     (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     with pytest.raises(
-        ModelError, match=r"OwnForCausalLM cannot be served: only native .* quantized weights \(modelopt\)"
+        ModelError, match=r"OwnForCausalLM cannot be served on a CPU: only native .* quantized weights \(modelopt\)"
     ):
-        load_model(str(folder))
+        load_engine(EngineSettings(model=str(folder), backend="cpu"))
 
 
 def test_a_mixture_has_an_algorithm_for_each_layer(tmp_path: Path, tensors: Tensors) -> None:

@@ -49,7 +49,7 @@ _METHODS: dict[str, Callable[[Source], QuantizedReader]] = {
 
 def is_supported(method: object) -> bool:
     """Return True for a method of quantized checkpoints that has a reader."""
-    return method in _METHODS
+    return isinstance(method, str) and method in _METHODS
 
 
 def quantized_reader(

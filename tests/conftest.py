@@ -1,7 +1,10 @@
 """Rules for all tests."""
 
+import logging
 import os
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 from tests.support.tiers import scaled
 
@@ -19,3 +22,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("octavo")
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Commands set the level of the engine's log for their process, which is that of later tests."""
+    log = logging.getLogger("octavo_inference")
+    level = log.level
+    yield
+    log.setLevel(level)

@@ -19,6 +19,7 @@ from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.backends.reference.functions import activate
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.models.config import Activation, ModelConfig
+from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.layers import LayerParts
 from octavo_inference.models.weights import Tensor, Weights
 
@@ -288,7 +289,7 @@ def test_the_plan_counts_all_buffers(kernels: Kernels, family: str) -> None:
     backend = create(config, weights, kernels, max_batched_tokens=300, max_running=7, threads=3)
     token, row = _working(replace(config, vocab=16_000))
     assert backend.working_bytes <= token * 300 + row * (7 + 3)
-    assert backend.kv_bytes == config.kv_bytes_per_token(4) * 32 * 24
+    assert backend.kv_bytes == pool_layout(config).token_bytes(config, 4) * 32 * 24
 
 
 def test_blocks_of_unlike_layers_are_copied_and_kept(kernels: Kernels) -> None:

@@ -143,7 +143,7 @@ def test_requests_beside_guided_ones_do_not_change() -> None:
         for seed, guidance in enumerate((JSON, REGEX))
     ]
     jobs = [free[0], guided[0], free[1], guided[1], free[2]]
-    with llm._submitted(jobs):
+    with llm._submitted([job.request for job in jobs]):
         llm._run(jobs, use_tqdm=False)
     assert [job.result.outputs[0].token_ids for job in free] == alone
     assert all(follows_schema(output.text) for output in guided[0].result.outputs)

@@ -14,19 +14,9 @@ from octavo_inference.backends.cuda.kernels.split_kv_reduce import Partial, redu
 
 
 # Arguments that vary between steps must not be specialized: a new variant would compile while requests wait.
-@triton.jit(
-    do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=[
-        "block_table",
-        "row",
-        "query_start",
-        "seq_len",
-        "bounds",
-        "parts",
-        "top_out",
-        "total_out",
-    ],
-)
+@triton.jit(do_not_specialize=["num_seqs", "table_stride"], do_not_specialize_on_alignment=[
+    "block_table", "row", "query_start", "seq_len", "bounds", "parts", "top_out", "total_out",
+])  # fmt: skip
 def _attend(
     q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc_out, top_out,
     total_out, scale, softcap, num_seqs, table_stride,
@@ -156,35 +146,20 @@ def _attend(
     tl.store(out + origin + at, mixed.to(out.dtype.element_ty), mask=row_mask)
 
 
+# fmt: off
 def attend(
-    q: Torch,
-    kv: Torch,
-    scales: Torch | None,
-    block_table: Torch,
-    row: Torch,
-    query_start: Torch,
-    seq_len: Torch,
-    out: Torch,
-    *,
-    bounds: Torch | None = None,
-    scale: float,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    sinks: Torch | None = None,
-    slopes: Torch | None = None,
-    parts: Torch | None = None,
-    partial: Partial | None = None,
-    tile: AttentionTile | None = None,
-    kv_heads: int | None = None,
+    q: Torch, kv: Torch, scales: Torch | None, block_table: Torch, row: Torch, query_start: Torch, seq_len: Torch,
+    out: Torch, *, bounds: Torch | None = None, scale: float, window: int | None = None, chunk: int | None = None,
+    softcap: float | None = None, sinks: Torch | None = None, slopes: Torch | None = None, parts: Torch | None = None,
+    partial: Partial | None = None, tile: AttentionTile | None = None, kv_heads: int | None = None,
 ) -> None:
     """Attention of a step's query tokens over their sequences' keys in the pool, the step's own included.
 
     q, out [T, heads, head_dim] (float32, bfloat16, float16). kv [num_blocks, 2, kv_heads, block_size, head_dim] and
     scales [num_blocks, 2, kv_heads, block_size] float32 or None: a layer of `KvPool`. `kv_heads`: those of a layer that
-    has fewer than the pool. block_table [rows, columns] with
-    rows at any stride, row [B] of it, query_start [B + 1], seq_len [B] int32. All others are contiguous. Rows of `out`
-    for tokens from query_start[B] on stay unchanged. Sequences without query tokens are skipped for any seq_len.
+    has fewer than the pool. block_table [rows, columns] with rows at any stride, row [B] of it, query_start [B + 1],
+    seq_len [B] int32. All others are contiguous. Rows of `out` for tokens from query_start[B] on stay unchanged.
+    Sequences without query tokens are skipped for any seq_len.
 
     bounds [2] int32: only the sequences from the first bound up to the second, both at most B. They are read on the
     device, so that a graph may hold a subset that changes from step to step.
@@ -215,9 +190,9 @@ def attend(
         q, kv, scales, block_table, row, query_start, seq_len, bounds, parts, sinks, slopes, out, acc, top, total,
         scale, softcap, sequences, block_table.stride(0),
         HEADS=heads, KV_HEADS=kv_heads, POOL_HEADS=pool_heads, DIM=dim, BLOCK_SIZE=block_size, WINDOW=window or 0,
-        CHUNK=chunk or 0,
-        BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)), DOT=dot_type(q.dtype),
-        FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
-    )  # fmt: skip
+        CHUNK=chunk or 0, BLOCK_M=tile.rows, BLOCK_N=tile.keys, D=max(16, triton.next_power_of_2(dim)),
+        DOT=dot_type(q.dtype), FIELDS=PART_FIELDS, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+    )
     if parts is not None and partial is not None:
         reduce_parts(partial, parts, query_start, out)
+# fmt: on

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.e2e import fileimages
-from tests.e2e.examples import changed
+from tests.e2e.examples import changed, remove
 from tests.e2e.waiting import patiently
 from tests.integration.engine.encoders import CROSS, ENCODERS, save_words, words, written
 from tests.integration.engine.families import EXPERTS, FAMILIES, HYBRIDS, LATENT_EXPERTS, build, save
@@ -22,7 +22,6 @@ from octavo_inference import LLM, SamplingParams
 
 pytestmark = needs_native
 
-LABEL = "octavo.dev/llmdeployment"
 LENGTH, POOL = 95, "16Mi"
 KINDS = {
     "windows": FAMILIES["gemma3"],
@@ -60,8 +59,7 @@ def deploy(cluster: Cluster, installation: Installation, url: str, example: str)
                 patiently("routed", lambda: client.get(f"/v1/models/{name}").status_code == 200, timeout=60)
                 yield client
         finally:
-            cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-            patiently("pods gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
+            remove(cluster, name)
 
     return deployed
 

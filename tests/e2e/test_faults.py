@@ -7,13 +7,11 @@ import threading
 from typing import Any
 
 import pytest
-from tests.e2e.examples import changed
+from tests.e2e.examples import LABEL, changed, remove
 from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, ClusterError, condition
 from demo.traffic import Load, Stream, chat
-
-LABEL = "octavo.dev/llmdeployment"
 
 
 def story(name: str, number: int, tokens: int) -> dict[str, object]:
@@ -33,11 +31,6 @@ def ready(cluster: Cluster, name: str) -> bool:
     found = condition(resource, "Ready")
     current = resource.get("metadata", {}).get("generation")
     return bool(found and found["status"] == "True" and resource["status"].get("observedGeneration") == current)
-
-
-def remove(cluster: Cluster, name: str) -> None:
-    cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-    patiently(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
 
 
 def test_wrong_model_uri_is_named_in_the_status(cluster: Cluster, example: str) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.e2e.examples import changed
+from tests.e2e.examples import changed, remove
 from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
 from demo.traffic import chat
 
-LABEL = "octavo.dev/llmdeployment"
 COMMIT = "c0ffee" + "0" * 34
 CLASS = "octavo-by-hand"
 SECURITY = {
@@ -25,11 +24,6 @@ SECURITY = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-
-
-def remove(cluster: Cluster, name: str) -> None:
-    cluster.run("delete", RESOURCE, name, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-    patiently(f"pods of {name} gone", lambda: not cluster.items("pods", f"{LABEL}={name}"), timeout=120)
 
 
 def ready(cluster: Cluster, name: str) -> dict[str, Any] | None:

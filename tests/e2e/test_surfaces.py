@@ -7,14 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.e2e.examples import changed
+from tests.e2e.examples import changed, remove
 from tests.e2e.waiting import patiently
 
-from demo.cluster import RESOURCE, Cluster
+from demo.cluster import Cluster
 from octavo_protocol.routes import ROUTES, ModelIn, Route
 
 NAME = "surfaces"
-LABEL = "octavo.dev/llmdeployment"
 QUESTION = "What is the capital of France?"
 TURN = [{"role": "user", "content": QUESTION}]
 TEXTS = {"text_1": QUESTION, "text_2": ["Paris.", "A cake recipe."]}
@@ -52,8 +51,7 @@ def client(cluster: Cluster, url: str, example: str) -> Iterator[httpx.Client]:
             patiently("routed", lambda: made.get(f"/v1/models/{NAME}").status_code == 200, timeout=60)
             yield made
     finally:
-        cluster.run("delete", RESOURCE, NAME, "-n", cluster.namespace, "--ignore-not-found", "--wait=false")
-        patiently("pods gone", lambda: not cluster.items("pods", f"{LABEL}={NAME}"), timeout=120)
+        remove(cluster, NAME)
 
 
 def post(client: httpx.Client, path: str, **fields: Any) -> Any:

@@ -20,7 +20,7 @@ BLOCK_BYTES = 2 * 2 * 2 * 8 * 2 * 32  # K and V, layers, heads, dim, bytes, toke
 GIB = 2**30
 
 
-def sizes(room: int = GIB, **wishes: Any) -> Any:
+def sizes(room: int = GIB, *, whole: bool = False, **wishes: Any) -> Any:
     settings = EngineSettings(**wishes)
     return fit(
         settings,
@@ -29,6 +29,7 @@ def sizes(room: int = GIB, **wishes: Any) -> Any:
         token_bytes=CONFIG.kv_bytes_per_token(2),
         block_size=32,
         room=lambda *_: room,
+        whole=whole,
     )
 
 
@@ -76,16 +77,7 @@ def test_without_chunks_a_step_is_made_large_enough_for_any_prompt() -> None:
 
 
 def encoder(room: int = 1 << 40, **wishes: Any) -> Any:
-    settings = EngineSettings(**wishes)
-    return fit(
-        settings,
-        PROFILES[settings.profile],
-        max_positions=CONFIG.max_positions,
-        token_bytes=CONFIG.kv_bytes_per_token(2),
-        block_size=32,
-        room=lambda *_: room,
-        whole=True,
-    )
+    return sizes(room, whole=True, **wishes)
 
 
 def test_an_encoder_has_blocks_for_the_tokens_of_a_step() -> None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
-from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
+from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
 from octavo_protocol.state_slots import most_useful, state_slots
 
@@ -39,49 +40,24 @@ _SIZING = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEstimate:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuEstimate(PoolEstimate):
     """Bytes on each GPU of one replica at full use. `card` is the GPU; None if only `kv` is known to matter.
 
-    `kv`: the pool, of blocks and of `states` of sequences. `room`: what the rest leaves for it, negative if it leaves
-    nothing. `sequence`: what it needs for the longest sequence, with all states; `block`: a block of the pool;
-    `length`: longest sequence in tokens.
+    `room`: what the rest leaves for the pool, negative if it leaves nothing.
     """
 
     card: Card | None
     weights: int
-    kv: int
     working: int
     graphs: int
     reserve: int
     room: int
-    sequence: int
-    block: int
-    block_size: int
-    length: int
-    states: int = 0
-    tables: tuple[KvTables, ...] = ()
-    chunk: int = 0
 
     @property
     def total(self) -> int:
         """All bytes, with the CUDA context and what stays free."""
         return self.weights + self.kv + self.working + self.graphs + self.reserve
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV pool holds."""
-        return self.tokens_in(self.kv)
-
-    @property
-    def least(self) -> int:
-        """Fewest bytes of KV with which a server starts."""
-        return 2 * table_count(self.tables) * self.block + self.states
-
-    def tokens_in(self, kv: int) -> int:
-        """Tokens of sequences of the longest length that fit into a pool of so many bytes."""
-        blocks = max(0, kv - self.states) // self.block
-        return tokens_held(self.tables, blocks, self.chunk, self.block_size, self.length)
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:

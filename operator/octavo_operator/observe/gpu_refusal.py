@@ -30,11 +30,10 @@ def fitted(spec: Spec, found: ModelReport, cards: Sequence[Card] | None) -> GpuE
 def gpu_refusal(spec: Spec, found: ModelReport, expected: GpuEstimate) -> str:
     """The reason with its figures; empty when a replica fits, or the GPU is unknown."""
     settings, gpu = spec.engine.settings, spec.resources.gpu
-    of_states = " with the states of all running sequences" if expected.states else ""
     if settings.kv_memory and settings.max_model_len and expected.sequence > expected.kv:
         return (
             f"spec.engine.maxModelLen: the KV of one sequence of {expected.length} tokens takes "
-            f"{mib(expected.sequence)}{of_states} on each GPU, and the pool has {mib(expected.kv)} "
+            f"{mib(expected.sequence)}{expected.of_states} on each GPU, and the pool has {mib(expected.kv)} "
             f"(spec.engine.kv.memory); set spec.engine.kv.memory to {mib(max(expected.sequence, expected.least))} or "
             f"more{_or_shorter(expected.kv_tokens)}"
         )

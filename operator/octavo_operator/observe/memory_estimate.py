@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
-from octavo_protocol.kv_tables import KvTables, blocks_held, longest_held, table_count, tokens_held
+from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import ModelReport
 from octavo_protocol.state_slots import most_useful, state_slots
 
@@ -27,51 +28,19 @@ _SIZING = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Bytes of one replica in RAM at full use.
-
-    `kv`: the pool, of blocks and of `states` of sequences; `sequence`: what it needs for the longest sequence, with all
-    states; `block`: a block of the pool; `length`: longest sequence in tokens.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(PoolEstimate):
+    """Bytes of one replica in RAM at full use."""
 
     limit: int
     weights: int
-    kv: int
     activations: int
     swap: int
-    sequence: int
-    block: int
-    block_size: int
-    length: int
-    states: int = 0
-    tables: tuple[KvTables, ...] = ()
-    chunk: int = 0
 
     @property
     def total(self) -> int:
         """Total bytes, with the processes."""
         return PROCESSES + self.weights + self.kv + self.activations + self.swap
-
-    @property
-    def kv_tokens(self) -> int:
-        """Tokens that the KV pool holds."""
-        return self.tokens_in(self.kv)
-
-    @property
-    def least(self) -> int:
-        """Fewest bytes of KV with which a server starts."""
-        return 2 * table_count(self.tables) * self.block + self.states
-
-    def tokens_in(self, kv: int) -> int:
-        """Tokens of sequences of the longest length that fit into a pool of so many bytes."""
-        blocks = max(0, kv - self.states) // self.block
-        return tokens_held(self.tables, blocks, self.chunk, self.block_size, self.length)
-
-    @property
-    def of_states(self) -> str:
-        """What `sequence` has besides KV, for a sentence."""
-        return " with the states of all running sequences" if self.states else ""
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:

@@ -118,6 +118,8 @@ def as_foreign(model: LoadedModel, missing: str) -> ForeignModel:
     Raises `UnsupportedModelError` with both reasons when transformers cannot compute it.
     """
     folder = model.text.path
+    if model.config.task != "generate":
+        raise UnsupportedModelError(f"{missing}; transformers, which could take its place, only generates text")
     if folder.is_file():
         raise UnsupportedModelError(f"{missing}; transformers, which could take its place, reads no GGUF files")
     try:

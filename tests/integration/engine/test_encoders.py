@@ -18,13 +18,14 @@ from tests.support.native import needs_native
 from octavo_inference import LLM
 from octavo_inference.common.errors import RequestError, SettingsError, UnsupportedModelError
 from octavo_inference.config.engine import BackendName, PoolingName
-from octavo_inference.model_loader import load_model
+from octavo_inference.model_loader import LoadedModel, as_foreign, load_model
 
 from .encoders import (
     CROSS,
     CROSS_IN_EVERY_RUN,
     ENCODERS,
     IN_EVERY_RUN,
+    Encoder,
     ids_of,
     prompts,
     save_words,
@@ -190,3 +191,12 @@ def test_a_classifier_of_several_labels_is_refused(tmp_path: Path) -> None:
     written(replace(CROSS["bert"], changes={"num_labels": 3}), tmp_path)
     with pytest.raises(UnsupportedModelError, match="a classifier of 3 labels is not supported"):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("encoder", [ENCODERS["bert"], ENCODERS["qwen3-embedding"], CROSS["bert"]])
+def test_transformers_does_not_take_the_place_of_what_generates_no_text(encoder: Encoder, tmp_path: Path) -> None:
+    written(encoder, tmp_path)
+    loaded = load_model(str(tmp_path))
+    assert isinstance(loaded, LoadedModel)
+    with pytest.raises(UnsupportedModelError, match="lacks it; transformers, which could take its place, only"):
+        as_foreign(loaded, "the CUDA backend lacks it")

@@ -27,6 +27,11 @@ class KvPool:
     data: Torch
     scales: Torch | None
 
+    @property
+    def tensors(self) -> list[Torch]:
+        """What blocks consist of, [layers, blocks, ...]: nothing for a model of state layers alone."""
+        return [tensor for tensor in (self.data, self.scales) if tensor is not None and len(tensor)]
+
     def layer(self, number: int) -> tuple[Torch, Torch | None]:
         """Views of a layer by its number in its group: [num_blocks, 2, kv_heads, block_size, head_dim]; scales."""
         return self.data[number], None if self.scales is None else self.scales[number]

@@ -45,7 +45,7 @@ class Transfer:
     """
 
     def __init__(self, pool: KvPool) -> None:
-        self._pools = [tensor for tensor in (pool.data, pool.scales) if tensor is not None]
+        self._pools = pool.tensors
         self._device = pool.data.device
         self._count = pieces(sum(_block_bytes(tensor) for tensor in self._pools))
         self._buffers = [
@@ -92,7 +92,7 @@ class Transfer:
 
 def pieces(block_bytes: int) -> int:
     """Blocks that one transfer moves."""
-    return max(1, _BUFFER_BYTES // block_bytes)
+    return max(1, _BUFFER_BYTES // max(1, block_bytes))
 
 
 def _block_bytes(pool: Torch) -> int:

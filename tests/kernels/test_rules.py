@@ -76,3 +76,16 @@ def test_wrappers_allocate_and_wait_for_nothing(path: Path) -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in FORBIDDEN
     ]
     assert not found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_device_functions_return_something_or_nothing(path: Path) -> None:
+    """Triton 3.6, the oldest that is supported, compiles no function that returns None by name."""
+    found = [
+        function.name
+        for function in functions(path)
+        if decorators(function) & {"triton.jit", "jit"}
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant) and node.value.value is None
+    ]
+    assert not found

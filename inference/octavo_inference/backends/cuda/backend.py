@@ -171,11 +171,8 @@ class CudaBackend:
         self._sampler = sampler
         self._pooler = Pooler(decoder.context.buffers.pool_items, decoder.context.buffers.pool_sums)
         self._scorer = scorer
-        self._stage = Stage(
-            decoder.context.buffers.inputs,
-            decoder.context.limits,
-            decoder.context.limits.shares(mixer_sizes(decoder.context.config).readers),
-        )
+        limits, sizes = decoder.context.limits, mixer_sizes(decoder.context.config)
+        self._stage = Stage(decoder.context.buffers.inputs, limits, limits.shares(sizes.readers, sizes.programs))
         self._transfer = Transfer(decoder.context.pool)
         self._state_transfer = StateTransfer(decoder.context.states)
         self._lists = LaunchLists(self._list)
@@ -366,18 +363,16 @@ class CudaBackend:
             pool = self._decoder.context.pool
             for together in independent(pairs):
                 on_device = self._on_device(together)
-                for tensor in (pool.data, pool.scales):
-                    if tensor is not None:
-                        copy_blocks(tensor, on_device)
+                for tensor in pool.tensors:
+                    copy_blocks(tensor, on_device)
 
     def clear_blocks(self, blocks: Sequence[int]) -> None:
         """Write zeros to whole blocks, all their layers."""
         with self._watched():
             ids = self._on_device(list(blocks))
-            for tensor in (self._decoder.context.pool.data, self._decoder.context.pool.scales):
-                if tensor is not None:
-                    # Viewed as bytes: torch cannot fill float8.
-                    tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
+            for tensor in self._decoder.context.pool.tensors:
+                # Viewed as bytes: torch cannot fill float8.
+                tensor.view(torch.uint8).index_fill_(1, ids.long(), 0)
 
     def to_host(self, blocks: Sequence[int]) -> NDArray[np.generic]:
         """Copy whole blocks to the host: [block, bytes]."""

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.collectives import gathered_size
-from octavo_inference.backends.cuda.kernels.decode_parts import PART_FIELDS, most_parts, most_split, shares_for
+from octavo_inference.backends.cuda.kernels.decode_parts import (
+    PART_FIELDS,
+    PROGRAMS,
+    most_parts,
+    most_split,
+    shares_for,
+)
 from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, token_steps
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks
 from octavo_inference.backends.cuda.kernels.launch_configs import chunk_tile
@@ -54,9 +60,9 @@ class StepLimits:
         """Blocks of the longest sequence in one of its tables."""
         return -(-self.positions // self.block_size)
 
-    def shares(self, readers: int) -> int:
+    def shares(self, readers: int, programs: int = PROGRAMS) -> int:
         """Number of equal shares that attention of decodes aims at (`kernels.decode_parts`), if each has `readers`."""
-        return shares_for(kv_heads=readers, processors=self.processors)
+        return shares_for(kv_heads=readers, processors=self.processors, programs=programs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,7 +330,7 @@ def _table_size(limits: StepLimits) -> int:
 
 def _partial_elements(config: ModelConfig, limits: StepLimits) -> int:
     mixer = mixer_sizes(config)
-    shares = limits.shares(mixer.readers)
+    shares = limits.shares(mixer.readers, mixer.programs)
     if most_parts(limits.rows, shares=shares, longest=limits.positions) == limits.rows:
         return 0
     return partial_size(parts=most_split(shares=shares), heads=config.heads, head_dim=mixer.summed)

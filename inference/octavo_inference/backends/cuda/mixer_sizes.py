@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
+from octavo_inference.backends.cuda.kernels.decode_parts import PROGRAMS
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS, LATENT_PROGRAMS
 from octavo_inference.models.config import ModelConfig
 
 
@@ -12,7 +13,8 @@ from octavo_inference.models.config import ModelConfig
 class MixerSizes:
     """For each query token: elements of its projections (`qkv`), its queries as attention reads them, its output.
 
-    `summed`: elements of a head's sum over keys. `readers`: programs that read each key. With latent attention `q` are
+    `summed`: elements of a head's sum over keys. `readers`: programs that read each key. `programs`: those that a
+    multiprocessor runs at a time. With latent attention `q` are
     the rotated parts of queries, `latents` both the absorbed queries and the sums of latents; `query_latent` and
     `queries` are those of a latent of queries.
     """
@@ -22,6 +24,7 @@ class MixerSizes:
     attended: int
     summed: int
     readers: int
+    programs: int = PROGRAMS
     query_latent: int = 0
     queries: int = 0
     latents: int = 0
@@ -46,6 +49,7 @@ def mixer_sizes(config: ModelConfig) -> MixerSizes:
         attended=heads * latent.value_dim,
         summed=latent.kv_rank,
         readers=-(-heads // LATENT_HEADS),
+        programs=LATENT_PROGRAMS,
         query_latent=rank or 0,
         queries=0 if rank is None else queries,
         latents=heads * latent.kv_rank,

@@ -10,16 +10,17 @@ from numpy.typing import NDArray
 PART_FIELDS = 3
 """Integers of a part: its sequence, its number, and the number of parts of the sequence; 0 for no part at all."""
 
-_PROGRAMS_PER_PROCESSOR = 3
+PROGRAMS = 3
+"""Programs of attention that a multiprocessor runs at a time."""
 _SLACK = 4
 """A part may be longer than a share by one part in so many: another part would cost more than it evens out."""
 LEAST_KEYS = 256
 """Fewest keys of a share: the result of a part is written and read once more."""
 
 
-def shares_for(*, kv_heads: int, processors: int) -> int:
+def shares_for(*, kv_heads: int, processors: int, programs: int = PROGRAMS) -> int:
     """Number of equal shares of a step's keys that fill a GPU of `processors` multiprocessors, for each KV head."""
-    return max(1, _PROGRAMS_PER_PROCESSOR * processors // kv_heads)
+    return max(1, programs * processors // kv_heads)
 
 
 def most_parts(sequences: int, *, shares: int, longest: int) -> int:

@@ -22,11 +22,8 @@ def _add_product(acc, x, columns, present, limit, weights, scale, minimum, UNIT:
 @triton.jit
 def _of_groups(plane, first, groups, known, COUNT: tl.constexpr, EACH: tl.constexpr, WIDTH: tl.constexpr):
     """A plane's numbers of COUNT groups, every EACH-th from `first` on, spread over the WIDTH bytes of a step."""
-    if plane is None:
-        return None
-    else:  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
-        group = first + EACH * tl.arange(0, COUNT)[None, :]
-        return spread(tl.load(plane + group, mask=known & (group < groups), other=0.0), WIDTH // COUNT)
+    group = first + EACH * tl.arange(0, COUNT)[None, :]
+    return spread(tl.load(plane + group, mask=known & (group < groups), other=0.0), WIDTH // COUNT)
 
 
 @triton.jit
@@ -49,8 +46,12 @@ def add_step(acc, x, w, scales, minimums, levels, step, present, known, k, width
                       input_precision="ieee")  # fmt: skip
     else:  # noqa: RET505  Triton compiles one of two branches, but always compiles code after a return
         group = step * STEP // SPAN * EACH
-        scale = _of_groups(scales, group, groups, known, COUNT, EACH, STEP)
-        minimum = _of_groups(minimums, group, groups, known, COUNT, EACH, STEP)
+        # Triton 3.6 compiles no function that returns None.
+        scale, minimum = None, None
+        if scales is not None:
+            scale = _of_groups(scales, group, groups, known, COUNT, EACH, STEP)
+        if minimums is not None:
+            minimum = _of_groups(minimums, group, groups, known, COUNT, EACH, STEP)
         if FOUR:
             both = raw.to(tl.int32)
             columns = at // SPAN * (2 * SPAN) + at % SPAN
@@ -59,7 +60,8 @@ def add_step(acc, x, w, scales, minimums, levels, step, present, known, k, width
             high = nibbles(both, levels, FORM, ZERO, True)
             if EACH == 2:
                 scale = _of_groups(scales, group + 1, groups, known, COUNT, EACH, STEP)
-                minimum = _of_groups(minimums, group + 1, groups, known, COUNT, EACH, STEP)
+                if minimums is not None:
+                    minimum = _of_groups(minimums, group + 1, groups, known, COUNT, EACH, STEP)
             acc = _add_product(acc, x, columns + SPAN, present, k, high, scale, minimum, nibble_unit(FORM, True), DOT)
         elif FORM == "int8":
             acc = _add_product(acc, x, at, present, k, integers(raw.to(tl.int32), ZERO), scale, minimum, 1.0, DOT)

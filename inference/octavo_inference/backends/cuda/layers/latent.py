@@ -73,5 +73,5 @@ def _partial(context: LayerContext, inputs: Inputs) -> Partial | None:
     if len(inputs.parts) == len(inputs.row):
         return None
     sizes = mixer_sizes(context.config)
-    parts = most_split(shares=context.limits.shares(sizes.readers))
+    parts = most_split(shares=context.limits.shares(sizes.readers, sizes.programs))
     return partial_views(context.buffers.partial, parts=parts, heads=context.config.heads, head_dim=sizes.summed)

@@ -35,6 +35,7 @@ EXPERIMENTS = {
     "formats": "products of 1 to 2,048 rows by each format of weights",
     "launches": "the host's time per step, kernel by kernel and as a graph",
     "tiles": "the table of tiles of this card: every product by each tile that may be the best",
+    "expert_tiles": "products of experts by each tile that may be the best",
     "timeline": "some decode steps, host and device, to be drawn",
     "start": "from the start of octavo-server to ready, kernels compiled before or not",
     "peer": "vLLM on nano-vllm's load, where it is installed",

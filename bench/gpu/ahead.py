@@ -2,8 +2,9 @@
 
     check I N       every Nth case of `check --quick`, from the Ith
     engine NAME     an engine of `check`
-    model NAME      a measured model, as its engine launches it
+    model NAME [F]  a measured model, as its engine launches it; its layers in one of `aot.formats.FORMATS`
     tiles NAME      the tiles that `tiles --only attention` tries; also `anchors NAME` and `formats NAME`
+    expert_tiles I N  every Nth row of `expert_tiles`, from the Ith
 
 `bench.gpu.pack` starts it, with the Python, torch and Triton versions of the machine that has the card: Triton's key of
 a kernel contains its own version.
@@ -29,7 +30,7 @@ from bench.gpu.experiments.setting import Setting
 from bench.gpu.null_gpu import NullGpu
 from bench.gpu.roofline import PUBLISHED
 from bench.gpu.timing import Wall
-from bench.lib.results import attempt
+from bench.lib.results import GOOD, attempt
 from octavo_inference.backends.cuda.aot.formats import zeros
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.tools.precompile import rehearse
@@ -50,36 +51,53 @@ class LaunchingGpu(NullGpu):
 
 def jobs(parts: int) -> list[tuple[str, ...]]:
     """All jobs, in the order of their use; the cases of `check` in so many parts."""
-    models = tuple(measured_models.DENSE)
+    models, others = tuple(measured_models.DENSE), sorted(measured_models.MODELS.keys() - measured_models.DENSE.keys())
     found: list[tuple[str, ...]] = [("check", str(i), str(parts)) for i in range(parts)]
     found += [("engine", name) for name in checked_models.MODELS]
-    found += [("model", name) for name in models] + [("tiles", name) for name in models]
-    return [*found, ("anchors", "llama-8b"), ("formats", "llama-8b")]
+    found += [("model", name) for name in (*models, *others)] + [("model", "qwen3-30b-a3b", "int4-32")]
+    found += [("tiles", name) for name in models]
+    found += [("anchors", "llama-8b"), ("formats", "llama-8b")]
+    return found + [("expert_tiles", str(i), str(parts)) for i in range(parts)]
 
 
 def run(gpu: NullGpu, kind: str, *given: str) -> None:
     """Compile the kernels of a job. One that does not compile fails again at its launch, which reports it."""
     if kind == "check":
         part, parts = map(int, given)
-        compile_cases(chosen((), quick=True)[part::parts], [gpu.capability], lambda _: None, gpu)
+        for row in compile_cases(chosen((), quick=True)[part::parts], [gpu.capability], lambda _: None, gpu):
+            if row["verdict"] not in GOOD:
+                print(f"{row['case']} {row['variant']}: {row.get('why', row['verdict'])}", flush=True)
     elif kind == "engine":
         engine(checked_models.MODELS[given[0]], gpu.capability)
     elif kind == "model":
-        engine(replace(measured_models.MODELS[given[0]], layers=1), gpu.capability)
+        engine(one_of_each(measured_models.MODELS[given[0]]), gpu.capability, *given[1:])
+    elif kind == "expert_tiles":
+        first, parts = map(int, given)
+        experiment(kind, "llama-8b", slice(first, None, parts))
     else:
         experiment(kind, given[0])
 
 
-def engine(config: ModelConfig, capability: int) -> None:
+def one_of_each(config: ModelConfig) -> ModelConfig:
+    """The model with one layer of each kind."""
+    if not config.parts:
+        return replace(config, layers=1)
+    parts = tuple(dict.fromkeys(config.parts))
+    return replace(config, layers=len(parts), parts=parts, rotated=config.rotated[: len(parts)])
+
+
+def engine(config: ModelConfig, capability: int, format_: str | None = None) -> None:
     """Kernels of a server of this shape."""
-    rehearse(config, zeros(config), divmod(capability, 10))
+    positions = 1 << 16 if config.learned_positions else 0  # rehearsals are long
+    config = replace(config, learned_positions=positions)
+    rehearse(config, zeros(config, format_), divmod(capability, 10))
 
 
-def experiment(part: str, model: str) -> None:
+def experiment(part: str, model: str, some: slice = slice(None)) -> None:
     """Kernels of an experiment, whose launches do nothing: tensors on `meta` have sizes and no memory."""
     only = (ATTENTION,) if part == "tiles" else ()
     setting = Setting((model,), False, Wall(), META.device, PUBLISHED, None, Path(), only=only)
-    for item in import_module(f"bench.gpu.experiments.{part}").items(setting):
+    for item in list(import_module(f"bench.gpu.experiments.{part}").items(setting))[some]:
         row = attempt(item.run)
         if "why" in row:
             print(f"{item.key}: {row['why']}", flush=True)

@@ -75,6 +75,11 @@ class Load:
         return [self.out + (i // self.apart if self.apart else 0) for i in range(len(self.prompts))]
 
     @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(prompt + out for prompt, out in zip(self.prompts, self.outputs, strict=True))
+
+    @property
     def needed(self) -> int:
         """Blocks that hold all sequences."""
         return sum(-(-(p + n) // BLOCK_SIZE) for p, n in zip(self.prompts, self.outputs, strict=True))
@@ -99,12 +104,14 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     row |= {"logit_error": 0.0, "sampled_wrong": 0, "logprob_error": 0.0, "blocks_moved": moves_blocks(backend)}
     divergences: list[NDArray[np.float64]] = []
     for prompt, tokens in zip(prompts, answers, strict=True):
-        step = forced(prompt, tokens, reference.layout)
+        step = forced(prompt, tokens, reference.layout, load.longest)
         expected, found = reference.logits(gather(step)), backend.logits(step)
         count_tokens(row, expected, tokens)
         row["logit_error"] = max(row["logit_error"], float(np.abs(found - expected).max()))
         divergences.append(divergence(expected, found))
-        wrong, error = sampled_wrong(backend, forced(prompt, tokens, reference.layout, mixed=config.vocab))
+        wrong, error = sampled_wrong(
+            backend, forced(prompt, tokens, reference.layout, load.longest, mixed=config.vocab)
+        )
         row["sampled_wrong"] += wrong
         row["logprob_error"] = max(row["logprob_error"], error)
     every = np.concatenate(divergences)
@@ -127,7 +134,7 @@ def compare_tokens(config: ModelConfig, load: Load, dtype: torch.dtype, device: 
     _, row, answers = answered(config, weights, load, prompts, dtype, device)
     reference = reference_of(config, weights, load)
     for prompt, tokens in zip(prompts, answers, strict=True):
-        count_tokens(row, reference.logits(gather(forced(prompt, tokens, reference.layout))), tokens)
+        count_tokens(row, reference.logits(gather(forced(prompt, tokens, reference.layout, load.longest))), tokens)
     good = row["gap"] <= row["gap_bound"]
     if device.torch.type == "cuda":
         wanted = {2**i for i in range(3, len(prompts).bit_length()) if 2**i <= len(prompts)}
@@ -141,7 +148,7 @@ def answered(
     config: ModelConfig, weights: Weights, load: Load, prompts: list[list[int]], dtype: torch.dtype, device: Device
 ) -> tuple[CudaBackend, Row, list[list[int]]]:
     """A backend, what its engine did with the load, and the greedy answers."""
-    longest = max(len(prompt) + out for prompt, out in zip(prompts, load.outputs, strict=True))
+    longest = load.longest
     backend = create(
         config, weights, dtype, device, blocks=load.blocks or (load.needed + 4) * len(pool_layout(config).groups),
         tokens=max(load.budget, longest), rows=max(len(prompts), load.out), length=longest,
@@ -177,9 +184,10 @@ def create(
 
 def reference_of(config: ModelConfig, weights: Weights, load: Load) -> ReferenceBackend:
     """The reference, with room for one sequence."""
-    longest = max(prompt + out for prompt, out in zip(load.prompts, load.outputs, strict=True))
+    longest = load.longest
     blocks = (-(-longest // BLOCK_SIZE) + 1) * len(pool_layout(config).groups)
-    return ReferenceBackend(config, weights, num_blocks=blocks, block_size=BLOCK_SIZE, max_model_len=longest)
+    sizes = {"num_blocks": blocks, "block_size": BLOCK_SIZE, "max_model_len": longest}
+    return ReferenceBackend(config, weights, **sizes, state_slots=1)
 
 
 def count_tokens(row: Row, expected: Float32, tokens: list[int]) -> None:
@@ -206,15 +214,18 @@ def make_prompts(config: ModelConfig, load: Load) -> list[list[int]]:
     return [shared[:length] + tokens[len(shared) :] for length, tokens in zip(load.prompts, own, strict=True)]
 
 
-def forced(prompt: list[int], tokens: list[int], layout: PoolLayout, *, mixed: int | None = None) -> RowStep:
+def forced(
+    prompt: list[int], tokens: list[int], layout: PoolLayout, longest: int, *, mixed: int | None = None
+) -> RowStep:
     """A step that computes a prompt with its completion at once, and samples at each token that precedes one of it.
 
-    Its tables of blocks, one for each group of layers, follow each other in the pool. Each sample has a row of its own,
-    the first being the sequence's. All are greedy, or `mixed`, the size of the vocabulary.
+    Its tables of blocks, one for each group of layers, follow each other in the pool; each is as wide as one of
+    `longest` tokens. Each sample has a row of its own, the first being the sequence's. All are greedy, or `mixed`, the
+    size of the vocabulary.
     """
     read, count = [*prompt, *tokens[:-1]], len(tokens)
     length = len(read)
-    table = RowTable.zeros(count, length + 1, BLOCK_SIZE, mixed or 0, groups=len(layout.groups))
+    table = RowTable.zeros(count, longest, BLOCK_SIZE, mixed or 0, groups=len(layout.groups))
     table.tokens[0, :length] = read
     table.blocks[0] = np.arange(table.blocks[0].size).reshape(table.blocks[0].shape)
     table.sampling[:] = sampling_columns()

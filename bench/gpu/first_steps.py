@@ -38,7 +38,7 @@ CALLS: dict[int, tuple[Step, ...]] = {
         Step("check-kernels", ("check", "--quick", "--part", "kernels"), 150),
         Step("memcheck", ("check", "--quick", "--part", "kernels"), 90, ("compute-sanitizer", "--tool", "memcheck"),
              after="check-kernels"),
-        Step("check-engine", ("check", "--part", "engine"), 150),
+        Step("check-engine", ("check", "--part", "engine"), 200),
         Step("load-0.6b", ("load", "--model", "qwen3-0.6b"), 120),
         Step("timeline-0.6b", ("timeline", "--model", "qwen3-0.6b"), 60),
         Step("soak", ("check", "--part", "soak"), 90),

@@ -13,8 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 from octavo_inference.common.errors import ModelError
 from octavo_inference.model_loader import LoadedModel, TextModel
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.layers import Experts, LayerParts
-from octavo_inference.models.weights import Format, Tensor, Weights, bf16_bits, experts_of, layer_of
+from octavo_inference.models.layers import Experts, LatentAttention, LayerParts, Mamba2
+from octavo_inference.models.weights import Format, LayerWeights, Tensor, Weights, bf16_bits, experts_of, layer_of
 from octavo_inference.tokenizer.assets import TokenizerAssets
 
 Stored = Literal["bf16", "int4"]
@@ -32,18 +32,45 @@ QWEN3_30B_A3B = replace(
     QWEN3_14B, architecture="qwen3_moe", layers=48, hidden=2048, heads=32, kv_heads=4, intermediate=6144,
     experts=Experts(count=128, chosen=8, intermediate=768), parts=(LayerParts(feed_forward="experts"),) * 48,
 )  # fmt: skip
+_LATENT = LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128)
+DEEPSEEK_V2_LITE = replace(
+    QWEN3_14B, architecture="deepseek_v2", qk_norm=None, layers=27, hidden=2048, heads=16, kv_heads=1,
+    head_dim=_LATENT.key_dim, rotary_dim=_LATENT.rope_dim, intermediate=10_944, vocab=102_400, eos_token_ids=(100_001,),
+    latent=_LATENT,
+    experts=Experts(count=64, chosen=6, intermediate=1408, normalized=False, shared=2816),
+    parts=(LayerParts(), *(LayerParts(feed_forward="experts"),) * 26),
+)  # fmt: skip
+_MAMBA_EXPERTS = LayerParts(attention=False, state=True, feed_forward="experts")
+GRANITE_4_TINY = replace(
+    QWEN3_14B, architecture="granitehybrid", qk_norm=None, layers=40, hidden=1536, heads=12, kv_heads=4,
+    intermediate=1024, vocab=100_352, eos_token_ids=(100_257,), tied_embeddings=True,
+    rotated=(False,) * 40, state=Mamba2(48, 64, 128, 1, 4),
+    experts=Experts(count=64, chosen=6, intermediate=512, scoring="softmax_of_chosen", shared=1024),
+    parts=tuple(
+        LayerParts(feed_forward="experts") if layer % 10 == 5 else _MAMBA_EXPERTS for layer in range(40)
+    ),
+)  # fmt: skip
 DENSE = {"qwen3-0.6b": QWEN3_06B, "llama-8b": LLAMA_8B, "qwen3-14b": QWEN3_14B}
 """What is measured unless models are named."""
-MODELS = DENSE | {"qwen3-30b-a3b": QWEN3_30B_A3B}
+MODELS = DENSE | {
+    "qwen3-30b-a3b": QWEN3_30B_A3B,
+    "deepseek-v2-lite": DEEPSEEK_V2_LITE,
+    "granite-4-h-tiny": GRANITE_4_TINY,
+}
 
 
 def tiny(config: ModelConfig) -> ModelConfig:
     """The same flags at sizes for the interpreter; products in whole groups of 32."""
-    kv_heads = 1 if config.tied_embeddings else 2
+    kv_heads = 1 if config.tied_embeddings or config.latent else 2
+    latent = config.latent and LatentAttention(kv_rank=32, nope_dim=16, rope_dim=16, value_dim=16)
+    experts = config.experts and replace(
+        config.experts, count=6, chosen=2, intermediate=32, shared=min(config.experts.shared, 32)
+    )
     return replace(
-        config, layers=1, hidden=64, heads=2 * kv_heads, kv_heads=kv_heads, head_dim=16, intermediate=96, vocab=128,
-        max_positions=512, eos_token_ids=(1,), parts=config.parts[:1],
-        experts=config.experts and replace(config.experts, count=6, chosen=2, intermediate=32),
+        config, layers=1, hidden=64, heads=2 * kv_heads, kv_heads=kv_heads, intermediate=96, vocab=128,
+        head_dim=latent.key_dim if latent else 16, rotary_dim=16, max_positions=512, eos_token_ids=(1,),
+        rotated=config.rotated[:1], parts=config.parts[-1:], experts=experts, latent=latent,
+        state=config.state and Mamba2(4, 16, 16, 1, 4),
     )  # fmt: skip
 
 
@@ -85,10 +112,16 @@ def random_weights(config: ModelConfig, stored: Stored = "bf16") -> Weights:
     matrix = _dense(rng) if stored == "bf16" else _blocks("q4_0", rng)
     table = _dense(rng) if stored == "bf16" else _blocks("q8_0", rng)
     experts = None if config.experts is None else experts_of(config, matrix, _dense(rng))
-    layer = layer_of(config, matrix, _ones, experts)
+    made: dict[LayerParts, LayerWeights] = {}
+    for number in range(config.layers):
+        part = config.part(number)
+        if part not in made:
+            fed = experts if part.feed_forward == "experts" else None
+            made[part] = layer_of(config, matrix, _ones, fed, number)
+    layers = tuple(made[config.part(number)] for number in range(config.layers))
     embedding = table(config.vocab, config.hidden)
     head = embedding if config.tied_embeddings else table(config.vocab, config.hidden)
-    return Weights(embedding, (layer,) * config.layers, _ones(config.hidden), head)
+    return Weights(embedding, layers, _ones(config.hidden), head)
 
 
 def table_bytes(config: ModelConfig, stored: Stored) -> int:

@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, experts_of, layer_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,35 @@ def data_sheet(card: str) -> Rates | None:
 
 def layer_parameters(config: ModelConfig, *, active: bool = False) -> int:
     """Weights of the matrices of all layers, or those that a token uses: without the experts that it does not."""
-    projections = (2 * config.heads + 2 * config.kv_heads) * config.head_dim * config.hidden
+    sizes: list[int] = []
+
+    def matrix(rows: int, columns: int) -> Tensor:
+        sizes.append(rows * columns)
+        return Tensor("bf16", (rows, columns), np.broadcast_to(np.uint16(0), (rows, columns)))
+
+    def norm(size: int) -> Tensor:
+        return Tensor("f32", (size,), np.broadcast_to(np.float32(0), size))
+
+    for number in range(config.layers):
+        layer_of(config, matrix, norm, None, number)
+        if config.part(number).feed_forward == "experts":
+            experts_of(config, matrix, matrix)
+    return sum(sizes) - (_unused(config) if active else 0)
+
+
+def _unused(config: ModelConfig) -> int:
+    """Weights of the experts that a token does not use."""
+    experts = config.experts
+    return 0 if experts is None else _of_experts(config) * (experts.count - experts.chosen) // experts.count
+
+
+def _of_experts(config: ModelConfig) -> int:
+    """Weights of all experts, without routers and the MLPs that every token uses."""
     experts = config.experts
     if experts is None:
-        return config.layers * (projections + 3 * config.hidden * config.intermediate)
-    inner = (experts.chosen if active else experts.count) * experts.intermediate + experts.shared
-    return config.layers * (projections + experts.count * config.hidden + 3 * config.hidden * inner)
+        return 0
+    mixtures = sum(config.part(number).feed_forward == "experts" for number in range(config.layers))
+    return mixtures * 3 * config.hidden * experts.count * experts.intermediate
 
 
 def read_share(config: ModelConfig, tokens: int) -> float:
@@ -56,8 +82,7 @@ def read_share(config: ModelConfig, tokens: int) -> float:
     if experts is None:
         return 1.0
     unused = (1 - experts.chosen / experts.count) ** tokens
-    of_experts = config.layers * 3 * config.hidden * experts.count * experts.intermediate
-    return 1 - unused * of_experts / parameters(config)
+    return 1 - unused * _of_experts(config) / parameters(config)
 
 
 def parameters(config: ModelConfig) -> int:
@@ -83,13 +108,15 @@ def load_ceiling(
 def decode_bytes(config: ModelConfig, weights: int, batch: int, context: int, kv_element: float) -> float:
     """Bytes that a step of `batch` sequences of `context` tokens must read: `weights` bytes once, K and V of all.
 
-    Of experts, those that the sequences are expected to choose.
+    Of experts, those that the sequences are expected to choose. State layers read and write each sequence's state.
     """
-    return weights * read_share(config, batch) + batch * context * config.kv_bytes_per_token(1) * kv_element
+    kept = context * config.kv_bytes_per_token(1) * kv_element + 2 * config.state_bytes
+    return weights * read_share(config, batch) + batch * kept
 
 
 def prefill_operations(config: ModelConfig, tokens: int) -> int:
     """Operations of one prompt: products with all layers' weights, causal attention, and one row of the head."""
     pairs = tokens * (tokens + 1) // 2
-    attention = 4 * config.layers * config.heads * config.head_dim * pairs
+    layers = sum(config.part(number).attention for number in range(config.layers))
+    attention = 2 * layers * config.heads * (config.head_dim + config.value_dim) * pairs
     return 2 * layer_parameters(config, active=True) * tokens + attention + 2 * config.vocab * config.hidden

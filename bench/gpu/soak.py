@@ -141,7 +141,8 @@ def request(number: int, drawn: Sequence[int], shared: list[int], config: ModelC
 
 def gap(backend: Any, one: Answer, other: Answer, same: int) -> float:
     """Difference of the logits of the first tokens that differ."""
-    logits = backend.logits(forced(list(one.request.tokens), one.tokens[: same + 1], backend.layout))[-1]
+    prompt, tokens = list(one.request.tokens), one.tokens[: same + 1]
+    logits = backend.logits(forced(prompt, tokens, backend.layout, len(prompt) + len(tokens)))[-1]
     return float(abs(logits[one.tokens[same]] - logits[other.tokens[same]]))
 
 

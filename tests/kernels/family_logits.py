@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from octavo_inference.backends.cuda.backend import CudaBackend
-from octavo_inference.backends.cuda.device import find_device
+from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, sampling_columns
 from octavo_inference.model_loader import LoadedModel, load_model
 
@@ -30,22 +31,44 @@ def compare_family(family: Family, folder: Path) -> CudaBackend:
 
 def compare(model: Any, folder: Path) -> CudaBackend:
     """Compare the model of a folder with that of transformers after each step."""
+    backend = created(folder, find_device(), torch.float32)
+    for found, wanted in zip(computed(backend), expected(model), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max() + 2e-5)
+    return backend
+
+
+def created(folder: Path, device: Device, dtype: torch.dtype) -> CudaBackend:
+    """The backend of a folder's model, with room for all prompts."""
     loaded = load_model(str(folder))
     assert isinstance(loaded, LoadedModel)
-    backend = CudaBackend.create(
-        loaded.config, loaded.weights, device=find_device(), num_blocks=BLOCKS, block_size=BLOCK, max_batched_tokens=48,
-        max_running=4, max_model_len=LONGEST, dtype=torch.float32,
+    return CudaBackend.create(
+        loaded.config, loaded.weights, device=device, num_blocks=BLOCKS, block_size=BLOCK, max_batched_tokens=48,
+        max_running=4, max_model_len=LONGEST, dtype=dtype,
     )  # fmt: skip
-    tokens = [np.random.default_rng(i).integers(3, VOCAB, length).astype(np.int32) for i, length in enumerate(LENGTHS)]
-    with torch.inference_mode():
-        expected = [model(torch.tensor(t[None]), use_cache=False).logits[0].numpy() for t in tokens]
+
+
+def prompts() -> list[np.ndarray]:
+    return [np.random.default_rng(i).integers(3, VOCAB, length).astype(np.int32) for i, length in enumerate(LENGTHS)]
+
+
+def computed(backend: CudaBackend) -> Iterator[np.ndarray]:
+    """Logits after each step of each sequence that takes part in it."""
+    tokens = prompts()
     for first, end in SPANS:
-        rows = [row for row, length in enumerate(LENGTHS) if length >= end]
-        found = backend.logits(step(tokens, rows, first, end, len(backend.layout.groups)))
-        for row, logits in zip(rows, found, strict=True):
-            wanted = expected[row][end - 1]
-            np.testing.assert_allclose(logits, wanted, atol=2e-4 * np.abs(wanted).max() + 2e-5)
-    return backend
+        yield from backend.logits(step(tokens, rows_until(end), first, end, len(backend.layout.groups)))
+
+
+def expected(model: Any) -> Iterator[np.ndarray]:
+    """The same of transformers."""
+    with torch.inference_mode():
+        logits = [model(torch.tensor(t[None]), use_cache=False).logits[0].float().numpy() for t in prompts()]
+    for _, end in SPANS:
+        yield from (logits[row][end - 1] for row in rows_until(end))
+
+
+def rows_until(end: int) -> list[int]:
+    """Sequences of so many tokens or more."""
+    return [row for row, length in enumerate(LENGTHS) if length >= end]
 
 
 def step(tokens: list[np.ndarray], rows: list[int], first: int, end: int, groups: int) -> RowStep:

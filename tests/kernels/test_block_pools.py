@@ -20,7 +20,7 @@ from octavo_inference.backends.transformers.attention import KvShape, Mask, Scor
 from octavo_inference.backends.transformers.backend import SCORED_TOKENS, TransformersBackend
 from octavo_inference.backends.transformers.block_pools import BlockPools, block_elements, window_of
 from octavo_inference.backends.transformers.load import load_module
-from octavo_inference.backends.transformers.probe import prepare
+from octavo_inference.backends.transformers.probe import difference, prepare
 from octavo_inference.backends.transformers.rehearsal import rehearse
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.model_loader import ForeignModel, load_model
@@ -140,3 +140,15 @@ def test_the_largest_steps_are_rehearsed(tmp_path: Path, dtype: torch.dtype) -> 
     assert len(prompts.sample.row) == 40 <= 3 + SCORED_TOKENS
     assert np.diff(decodes.query_start).tolist() == [1, 1, 1]
     assert {*prompts.seq_len, *decodes.seq_len} == {24}
+
+
+def test_the_probe_leaves_out_a_few_positions_of_rounded_logits_but_none_that_are_no_numbers() -> None:
+    wanted = np.random.default_rng(0).standard_normal((80, 64)).astype(np.float32)
+    turned, wrong, broken = (wanted.copy() for _ in range(3))
+    turned[[3, 40, 77]] *= -1  # another expert was chosen for these
+    wrong[::4] *= -1
+    broken[5, 6] = np.nan
+    assert difference(turned, wanted, 8) == 0
+    assert difference(turned, wanted, 0) > 0.3
+    assert difference(wrong, wanted, 8) > 0.5
+    assert np.isnan(difference(broken, wanted, 8))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
-from bench.gpu.cases.weights import KNOWN, weights
+from bench.gpu.cases.weights import KNOWN, Weights, weights
 from octavo_inference.backends.cuda.kernels.expert_configs import block_rows, few_tokens
 from octavo_inference.backends.cuda.kernels.expert_gemv import expert_gemv
 from octavo_inference.backends.cuda.kernels.expert_linear import expert_linear
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks, sort_by_expert
 from octavo_inference.backends.cuda.kernels.expert_sum import expert_sum
 from octavo_inference.backends.cuda.kernels.gemv import suits
+from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile, LinearTile
 from octavo_inference.backends.cuda.kernels.router import (
     Scoring,
     choose_experts,
@@ -25,7 +25,6 @@ from octavo_inference.backends.cuda.kernels.router import (
     router_logits,
     router_parts,
 )
-from octavo_inference.backends.cuda.kernels.weight_layouts import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,35 +141,49 @@ def sorted_choices(place: Place, mixture: Mixture, tokens: int) -> Trial:
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """Gate, up and activation of the choices of tokens, or with `down` the product that follows."""
+    """Gate, up and activation of the choices of tokens, or with `down` the product that follows.
+
+    A `tile` also says which kernel it is; by default both are those that the layers choose.
+    """
 
     layout: str
     mixture: Mixture
     tokens: int
     down: bool = False
+    tile: GemvTile | LinearTile | None = None
 
     def __str__(self) -> str:
         return f"{self.layout} {self.mixture.name} T={self.tokens} {'down' if self.down else 'gate_up'}"
 
     @property
     def few(self) -> bool:
-        """Whether the kernel is that for few tokens, as the layers choose."""
-        form: Stored = "dense" if self.layout == "dense" else cast("Stored", KNOWN[self.layout].form)
-        return self.tokens <= few_tokens(form)
+        """Whether the kernel is that for few tokens."""
+        if self.tile is not None:
+            return isinstance(self.tile, GemvTile)
+        return self.tokens <= few_tokens(self.mixture.count, self.mixture.chosen)
 
-    def prepare(self, place: Place) -> Trial:
-        """Prepare the trial, for `Case`."""
-        mixture, layout = self.mixture, KNOWN[self.layout]
-        tokens, chosen = place.pick(self.tokens, min(self.tokens, 6)), place.pick(mixture.chosen, 2)
-        count = place.pick(mixture.count, 3)
-        small, wide = 21, 3 * max(32, layout.group)
-        units = place.pick(mixture.hidden if self.down else mixture.inner, small)
+    def sizes(self, place: Place) -> tuple[int, int, int, int]:
+        """Number of experts, sides, rows of a side and columns."""
+        wide, mixture = 3 * max(32, KNOWN[self.layout].group), self.mixture
+        units = place.pick(mixture.hidden if self.down else mixture.inner, 21)
         k = place.pick(mixture.inner if self.down else mixture.hidden, wide)
-        sides = 1 if self.down else 2
-        made = weights(place, layout, count * sides * units, k)
+        return place.pick(mixture.count, 3), 1 if self.down else 2, units, k
+
+    def matrices(self, place: Place) -> Weights:
+        """Matrices of all experts."""
+        count, sides, units, k = self.sizes(place)
+        return weights(place, KNOWN[self.layout], count * sides * units, k)
+
+    def prepare(self, place: Place, given: Weights | None = None) -> Trial:
+        """Prepare the trial, for `Case`; with `given` matrices, or new ones."""
+        made, mixture = given or self.matrices(place), self.mixture
+        count, sides, units, k = self.sizes(place)
+        tokens, chosen = place.pick(self.tokens, min(self.tokens, 6)), place.pick(mixture.chosen, 2)
+        gemv_tile = self.tile if isinstance(self.tile, GemvTile) else None
+        linear_tile = self.tile if isinstance(self.tile, LinearTile) else None
         ids = choices(place, tokens, replace(mixture, count=count, chosen=chosen))
         x, out = place.randn(ids.numel() if self.down else tokens, k), place.empty(ids.numel(), units)
-        rows = block_rows(ids.numel(), count, place.dtype)
+        rows = linear_tile.rows if linear_tile else block_rows(ids.numel(), count, place.dtype)
         most = most_blocks(ids.numel(), count, rows)
         blocks, places = (place.empty(size, dtype=torch.int32) for size in (most, most * rows))
         activation = None if self.down else "silu" if mixture.clamp is None else "clamped"
@@ -182,18 +195,23 @@ class Products:
 
         def launch() -> None:
             if few:
-                expert_gemv(x, made.matrix, bias, out, ids, None, sides=sides, activation=activation, limit=limit)
+                expert_gemv(
+                    x, made.matrix, bias, out, ids, None, sides=sides, activation=activation, limit=limit,
+                    tile=gemv_tile,
+                )  # fmt: skip
             else:
                 expert_linear(
                     x, made.matrix, bias, out, places, blocks, None, experts=count, rows=rows, sides=sides,
-                    activation=activation, limit=limit,
+                    activation=activation, limit=limit, tile=linear_tile,
                 )  # fmt: skip
 
         def pairs() -> list[Pair]:
             dense = made.dense if few else made.dense.to(place.dtype).float()
-            matrices = dense.view(count, sides, units, k)[ids.flatten().long()]
             given = x.float() if self.down else x.float().repeat_interleave(chosen, 0)
-            sums = torch.einsum("csuk,ck->csu", matrices, given)
+            sums = given.new_empty(len(given), sides, units)
+            for expert, matrix in enumerate(dense.view(count, sides * units, k)):
+                own = ids.flatten() == expert
+                sums[own] = (given[own] @ matrix.T).view(-1, sides, units)
             if bias is not None:
                 sums = sums + bias.view(count, sides, units)[ids.flatten().long()]
             if self.down:

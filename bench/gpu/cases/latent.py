@@ -13,8 +13,9 @@ from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
 from bench.gpu.cases.paged import split
 from octavo_inference.backends.cuda.kernels.decode_parts import LEAST_KEYS, shares_for
 from octavo_inference.backends.cuda.kernels.latent_attention import attend_latents
-from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS
+from octavo_inference.backends.cuda.kernels.latent_heads import LATENT_HEADS, LATENT_PROGRAMS
 from octavo_inference.backends.cuda.kernels.latent_store import latent_store
+from octavo_inference.backends.cuda.kernels.launch_configs import AttentionTile
 from octavo_inference.backends.cuda.kernels.split_kv_reduce import partial_size, partial_views
 from octavo_inference.backends.cuda.pool import allocate_latents
 
@@ -30,6 +31,8 @@ class Latents:
     rope: int
     batch: tuple[tuple[int, int], ...]
     split: bool = False
+    tile: AttentionTile | None = None
+    shares: int | None = None
 
     def __str__(self) -> str:
         queries, contexts = [q for q, _ in self.batch], [c for _, c in self.batch]
@@ -57,7 +60,8 @@ def _attention(shape: Latents, place: Place) -> Trial:
     parts, partial, scale = None, None, 0.05
     if all(queries == 1 for queries, _ in shape.batch):
         readers = -(-shape.heads // LATENT_HEADS)
-        shares = shares_for(kv_heads=readers, processors=place.processors) if shape.split else 1
+        shares = shape.shares or shares_for(kv_heads=readers, processors=place.processors, programs=LATENT_PROGRAMS)
+        shares = shares if shape.split else 1
         least_keys = place.pick(LEAST_KEYS, 8) if shape.split else max(lengths)
         parts = split([(n, 1) for n in lengths], shares=shares, least_keys=least_keys, device=place.device)
         if len(parts) > sequences:
@@ -67,7 +71,8 @@ def _attention(shape: Latents, place: Place) -> Trial:
 
     def launch() -> None:
         attend_latents(
-            q, q_rope, pool, blocks, row, query_start, seq_len, out, scale=scale, parts=parts, partial=partial
+            q, q_rope, pool, blocks, row, query_start, seq_len, out, scale=scale, parts=parts, partial=partial,
+            tile=shape.tile,
         )  # fmt: skip
 
     def expected() -> Tensor:

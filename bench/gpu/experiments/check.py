@@ -13,7 +13,7 @@ from bench.gpu.cases import chosen
 from bench.gpu.cases.case import Case, Pair
 from bench.gpu.checked_models import MODELS, SMOLLM2, tiny
 from bench.gpu.experiments.setting import Setting
-from bench.gpu.timing import measured
+from bench.gpu.timing import Flush, measured
 from bench.lib.results import Item, Row
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.library_products import supports_groups
@@ -30,8 +30,9 @@ def items(setting: Setting) -> Iterator[Item]:
     """Kernels first: a wrong engine does not tell which kernel is wrong."""
     torch.backends.cuda.matmul.allow_tf32 = False  # otherwise the references would not be in float32
     if setting.part in {None, "kernels"}:
+        flush = Flush(setting.device)
         for case in chosen(setting.only, quick=setting.quick):
-            yield Item(f"{case.kernel} {case.variant}", partial(check_kernel, setting, case))
+            yield Item(f"{case.kernel} {case.variant}", partial(check_kernel, setting, flush, case))
     if setting.only:
         return
     if setting.part in {None, "engine"}:
@@ -43,8 +44,8 @@ def items(setting: Setting) -> Iterator[Item]:
         yield Item("soak", partial(check_soak, setting))
 
 
-def check_kernel(setting: Setting, case: Case) -> Row:
-    """Error, bound, verdict, and on a GPU microseconds and the share of the copy bandwidth."""
+def check_kernel(setting: Setting, flush: Flush, case: Case) -> Row:
+    """Error, bound, verdict, and on a GPU microseconds (L2 emptied before) and the share of the copy bandwidth."""
     row: Row = {"kernel": case.kernel, "variant": case.variant}
     gpu = setting.device.type == "cuda"
     if case.float8 and gpu and torch.cuda.get_device_capability(setting.device) < (8, 9):
@@ -59,7 +60,7 @@ def check_kernel(setting: Setting, case: Case) -> Row:
     row |= {"error": relative, "bound": trial.bound, "max_abs": absolute}
     row["verdict"] = "ok" if relative <= trial.bound else "wrong"
     if gpu:
-        seconds = measured(setting.timer, trial.launch, REPEATS)
+        seconds = measured(setting.timer, trial.launch, REPEATS, flush)
         row |= {"us": round(seconds * 1e6, 2), "of_copy": round(trial.moved / seconds / setting.peaks.bandwidth, 3)}
     return row
 

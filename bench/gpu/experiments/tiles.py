@@ -44,7 +44,7 @@ from octavo_inference.backends.cuda.kernels.tuned_configs import Tiles, file_nam
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 from octavo_inference.backends.cuda.linear import Linear
 
-Tile = TypeVar("Tile", AttentionTile, GemvTile, LinearTile)
+Tile = TypeVar("Tile", bound=AttentionTile | GemvTile | LinearTile)
 REPEATS = 20
 FORMS = ("int4 q4_0", "dense", "fp8", "int8 q8_0")
 FEW = (1, 2, 4)

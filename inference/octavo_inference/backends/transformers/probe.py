@@ -25,6 +25,8 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 MakePools = Callable[[Sequence[KvShape], int, int], KvPools]
 """Pools for attention calls of these shapes: number of blocks, and tokens of a block."""
 
+_LEFT_OUT = {torch.float32: 0, torch.bfloat16: 8}
+"""The worst of so many positions does not count, 0 for none: rounding may turn a router's choice in a few of them."""
 _PROBE_TOKENS = 40
 _PROBE_BLOCK = 8
 
@@ -54,13 +56,22 @@ def _probe(module: Any, vocab: int, max_positions: int, make_pools: MakePools) -
         raise
     except Exception as error:
         raise ModelError(f"its computation of two short sequences fails: {type(error).__name__}: {error}") from error
-    difference = float(np.linalg.norm(found - wanted) / (np.linalg.norm(wanted) or 1.0))
-    if not difference <= TOLERANCE[module.dtype]:
+    off = difference(found, wanted, _LEFT_OUT[module.dtype])
+    if not off <= TOLERANCE[module.dtype]:
         raise ModelError(
-            f"its logits over paged KV differ from its own by {difference:.2g} of their size; something in it depends "
+            f"its logits over paged KV differ from its own by {off:.2g} of their size; something in it depends "
             "on more than tokens, positions and softmax attention"
         )
     return shapes
+
+
+def difference(found: Float32, wanted: Float32, left_out: int) -> float:
+    """Relative size of the difference of logits [position, vocab], without the worst of `left_out` positions."""
+    errors = np.sort(np.linalg.norm(found - wanted, axis=1))
+    if np.isnan(errors).any():
+        return float("nan")
+    counted = len(errors) - (len(errors) // left_out if left_out else 0)
+    return float(np.linalg.norm(errors[:counted]) / (np.linalg.norm(wanted) or 1.0))
 
 
 def _shapes(module: Any, tokens: Int32) -> list[KvShape]:

@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.state_math import FLOOR, load_state, softplus
 
-_ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
+_ELEMENTS, _WARPS = 8192, 4  # of a program's part of a state: 64 registers of each thread
 
 
 @triton.jit(do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds"])
@@ -81,5 +81,5 @@ def delta_decode(
         x, steps, rate, step_bias, state, row, query_start, seq_len, bounds, out,
         FLOOR, x.stride(0), steps.stride(0), state.stride(0), out.stride(0),
         HEADS=heads, KEY_HEADS=(x.shape[1] - heads * value) // (2 * key), KEY=key, VALUE=value, K=k, BLOCK_V=block,
-        **launch_options(),
+        num_warps=_WARPS, **launch_options(),
     )  # fmt: skip

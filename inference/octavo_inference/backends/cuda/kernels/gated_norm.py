@@ -8,17 +8,19 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 
+_ELEMENTS = 2048  # of a program, as far as groups are short
+
 
 @triton.jit
 def _gated_norm(
-    x, gate, weight, x_stride, gate_stride, width, weight_stride, eps,
-    SILU: tl.constexpr, NORM_FIRST: tl.constexpr, BLOCK: tl.constexpr,
+    x, gate, weight, x_stride, gate_stride, groups, width, weight_stride, eps,
+    SILU: tl.constexpr, NORM_FIRST: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     wait_for_previous()
     token = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1)
-    columns = tl.arange(0, BLOCK)
-    inside = columns < width
+    group = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[:, None]
+    columns = tl.arange(0, BLOCK)[None, :]
+    inside = (group < groups) & (columns < width)
     at = x + token * x_stride + group * width + columns
     values = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     z = tl.load(gate + token * gate_stride + group * width + columns, mask=inside, other=0.0).to(tl.float32)
@@ -26,7 +28,7 @@ def _gated_norm(
     if not NORM_FIRST:
         values *= z
     if weight is not None:
-        values *= tl.rsqrt(tl.sum(values * values) / width + eps)
+        values *= tl.rsqrt(tl.sum(values * values, 1) / width + eps)[:, None]
         values *= tl.load(weight + group * weight_stride + columns, mask=inside, other=0.0)
     if NORM_FIRST:
         values *= z
@@ -54,9 +56,11 @@ def _launch(
     tokens, inner = x.shape
     width = inner // groups
     block = triton.next_power_of_2(width)
+    together = max(1, min(triton.next_power_of_2(groups), _ELEMENTS // block))
     if tokens:
-        _gated_norm[(tokens, groups)](
-            x, gate, weight, x.stride(0), gate.stride(0), width,
+        _gated_norm[(tokens, triton.cdiv(groups, together))](
+            x, gate, weight, x.stride(0), gate.stride(0), groups, width,
             0 if weight is None or len(weight) == width else width, eps,
-            SILU=silu, NORM_FIRST=norm_first, BLOCK=block, num_warps=max(1, min(16, block // 512)), **launch_options(),
+            SILU=silu, NORM_FIRST=norm_first, GROUPS=together, BLOCK=block,
+            num_warps=max(1, min(16, together * block // 512)), **launch_options(),
         )  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.state_math import load_state, softplus
 
-_ELEMENTS = 4096  # of a program's part of a state: 32 registers of each thread
+_ELEMENTS, _WARPS = 4096, 4  # of a program's part of a state: 32 registers of each thread
 
 
 @triton.jit(do_not_specialize_on_alignment=["row", "query_start", "seq_len", "bounds"])
@@ -78,5 +78,5 @@ def mamba2_decode(
         x, dt, rate, step_bias, skip, state, row, query_start, seq_len, bounds, out,
         *dt_limits, x.stride(0), dt.stride(0), state.stride(0), out.stride(0),
         HEADS=heads, GROUPS=(x.shape[1] - heads * dim) // (2 * columns), DIM=dim, STATE=columns, BLOCK_D=block, N=n,
-        **launch_options(),
+        num_warps=_WARPS, **launch_options(),
     )  # fmt: skip

@@ -60,7 +60,7 @@ def _products(
     sides = 2 if gated else 1
     activation = context.config.activation if experts.clamp is None else "clamped"
     limit = experts.clamp or 0.0
-    few = few_tokens(weights.gate_up.form)
+    few = few_tokens(experts.count, experts.chosen)
     if len(x) <= few and suits(x, weights.gate_up) and suits(inner, weights.down):
         expert_gemv(
             x, weights.gate_up, weights.gate_up_bias, inner, ids, x_weights,

@@ -50,6 +50,8 @@ DIVERGENCE = 1e-3
 """Mean Kullback-Leibler divergence from the reference, in nats: the bound that the design sets for bfloat16."""
 SAMPLED = 0.02
 """Share of sampled tokens that may differ: a GPU's exponential differs from numpy's in the last bit."""
+TURNED = 0.05
+"""Share of a mixture's tokens that may be no near tie: rounding may turn a router's choice."""
 BLOCK_SIZE = 16
 
 
@@ -117,7 +119,8 @@ def compare(config: ModelConfig, load: Load, dtype: torch.dtype, device: Device)
     every = np.concatenate(divergences)
     row |= {"divergence": float(every.mean()), "divergence_max": float(every.max()), "divergence_bound": DIVERGENCE}
     # Comparisons with NaN are false, so in this form a NaN fails.
-    good = row["gap"] <= row["gap_bound"] and row["divergence"] < DIVERGENCE and row["blocks_moved"]
+    far = (TURNED if config.experts and not exact else 0) * row["tokens"]
+    good = row["far"] <= far and row["divergence"] < DIVERGENCE and row["blocks_moved"]
     # On a GPU the decodes must have run in graphs, otherwise the graphs are untested.
     good = good and (device.torch.type != "cuda" or row["replays"] > 0)
     good = good and row["sampled_wrong"] <= (0 if exact else SAMPLED) * row["tokens"] and row["logprob_error"] < 1e-4
@@ -135,7 +138,7 @@ def compare_tokens(config: ModelConfig, load: Load, dtype: torch.dtype, device: 
     reference = reference_of(config, weights, load)
     for prompt, tokens in zip(prompts, answers, strict=True):
         count_tokens(row, reference.logits(gather(forced(prompt, tokens, reference.layout, load.longest))), tokens)
-    good = row["gap"] <= row["gap_bound"]
+    good = row["far"] == 0
     if device.torch.type == "cuda":
         wanted = {2**i for i in range(3, len(prompts).bit_length()) if 2**i <= len(prompts)}
         good = good and (load.apart is None or wanted <= set(row["replayed"])) and row["overlap"]
@@ -160,7 +163,7 @@ def answered(
     engine = Engine(backend, config, limits, clock=itertools.count().__next__)
     answers = answer(engine, prompts, load.outputs).tokens
     engine.check()
-    row: Row = {"tokens": 0, "equal": 0, "gap": 0.0, "gap_bound": 0.0 if dtype == torch.float32 else NEAR_TIE}
+    row: Row = {"tokens": 0, "equal": 0, "far": 0, "gap": 0.0, "gap_bound": 0.0 if dtype == torch.float32 else NEAR_TIE}
     row |= {"overlap": engine.overlaps, "preemptions": engine.scheduler.preemptions, "swaps": engine.scheduler.swaps}
     return backend, row | graphs(backend), answers
 
@@ -191,11 +194,12 @@ def reference_of(config: ModelConfig, weights: Weights, load: Load) -> Reference
 
 
 def count_tokens(row: Row, expected: Float32, tokens: list[int]) -> None:
-    """Add an answer to a row: tokens that are the reference's, and the largest gap of the others to its best."""
+    """Add an answer to a row: tokens that are the reference's, those that are no tie, the largest gap to its best."""
     chosen = np.array(tokens)
     gaps = expected.max(axis=1) - expected[np.arange(len(tokens)), chosen]
     row["tokens"] += len(tokens)
     row["equal"] += int((expected.argmax(axis=1) == chosen).sum())
+    row["far"] += int((~(gaps <= row["gap_bound"])).sum())  # NaN is far
     row["gap"] = max(row["gap"], float(gaps.max()))
 
 

@@ -35,7 +35,7 @@ _SHAPES = {"decode": "attention decode 32x8192", "prefill": "attention prefill 8
 CALLS: dict[int, tuple[Step, ...]] = {
     1: (
         Step("facts", ("facts",), 40),
-        Step("check-kernels", ("check", "--quick", "--part", "kernels"), 150),
+        Step("check-kernels", ("check", "--quick", "--part", "kernels"), 100),
         Step("memcheck", ("check", "--quick", "--part", "kernels"), 90, ("compute-sanitizer", "--tool", "memcheck"),
              after="check-kernels"),
         Step("check-engine", ("check", "--part", "engine"), 200),

@@ -8,10 +8,11 @@ from bench.gpu.cases.case import Case, Place, Trial
 from bench.gpu.experiments.check import check_kernel
 from bench.gpu.experiments.setting import Setting
 from bench.gpu.roofline import PUBLISHED
-from bench.gpu.timing import Wall
+from bench.gpu.timing import Flush, Wall
 from bench.lib.results import attempt
 
 SETTING = Setting((), True, Wall(), torch.device("cpu"), PUBLISHED, None, Path())
+FLUSH = Flush(SETTING.device)
 RIGHT = torch.tensor([1.0, -4.0, float("-inf"), float("nan")])
 
 
@@ -42,5 +43,5 @@ cases = [
     Case("after it", "", lambda _: trial(RIGHT, RIGHT)),
 ]
 for case in cases:
-    row = attempt(lambda case=case: check_kernel(SETTING, case))
+    row = attempt(lambda case=case: check_kernel(SETTING, FLUSH, case))
     print(f"{case.kernel}: {row['verdict']} {row.get('why', '')}".strip())

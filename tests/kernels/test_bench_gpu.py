@@ -64,7 +64,7 @@ def test_ceilings_are_the_published_ones(model: str, published: int) -> None:
 
 
 def test_sizes_are_those_of_the_models() -> None:
-    assert [round(parameters(config) / 1e9, 2) for config in MODELS.values()] == [0.6, 8.03, 14.77, 30.53]
+    assert [round(parameters(config) / 1e9, 2) for config in MODELS.values()] == [0.6, 8.03, 14.77, 30.53, 15.71, 6.94]
     # 8.03 billion weights in bfloat16 and 128 KiB of K and V a token.
     assert decode_bytes(LLAMA_8B, 0, 2, 1024, 2.0) == 2 * 1024 * 128 * 1024
     assert prefill_operations(LLAMA_8B, 1000) == pytest.approx(2 * 6.98e9 * 1000, rel=0.05)

@@ -11,6 +11,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import (
     gemv_tile,
     row_step,
 )
+from octavo_inference.backends.cuda.kernels.target import HOPPER, capability
 from octavo_inference.backends.cuda.kernels.weight_layouts import FOUR_BITS, Stored
 
 _FLOAT_ROWS = 64  # float32 is multiplied in registers
@@ -37,7 +38,7 @@ def few_tokens(experts: int, chosen: int) -> int:
 
 
 def expert_tile(form: Stored, rows: int, dtype: torch.dtype) -> LinearTile:
-    """The tile for blocks of `rows` places. Tiles fit 99 KiB of shared memory."""
+    """The tile for blocks of `rows` places. Those for all GPUs fit 99 KiB of shared memory."""
     four, dense = form in FOUR_BITS, form == "dense"
     if dtype == torch.float32:
         return LinearTile(rows, 64, 32, 1, 4 if rows <= 32 else 8, 2)
@@ -47,7 +48,9 @@ def expert_tile(form: Stored, rows: int, dtype: torch.dtype) -> LinearTile:
         return LinearTile(rows, 64, 128, 1, 4, 3)
     if rows <= 64:
         return LinearTile(rows, 128, 64, 1, 4, 3)
-    return LinearTile(rows, 256, 64, 1, 8, 3) if four else LinearTile(rows, 128, 64, 1, 8, 3 if dense else 4)
+    if four:  # other GPUs' registers do not hold the longer step
+        return LinearTile(rows, 256, 64 if capability() == HOPPER else 32, 1, 8, 3)
+    return LinearTile(rows, 128, 64, 1, 8, 3 if dense else 4)
 
 
 def expert_gemv_tile(form: Stored, n: int, width: int) -> GemvTile:

@@ -48,7 +48,7 @@ def expert_tile(form: Stored, rows: int, dtype: torch.dtype) -> LinearTile:
         return LinearTile(rows, 64, 128, 1, 4, 3)
     if rows <= 64:
         return LinearTile(rows, 128, 64, 1, 4, 3)
-    if four:  # other GPUs' registers do not hold the longer step
+    if four and capability() <= HOPPER:  # registers of older GPUs do not hold the longer step, those of newer none
         return LinearTile(rows, 256, 64 if capability() == HOPPER else 32, 1, 8, 3)
     return LinearTile(rows, 128, 64, 1, 8, 3 if dense else 4)
 

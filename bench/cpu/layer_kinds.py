@@ -1,13 +1,15 @@
-"""Decoding with a mixture of experts next to the memory's speed: python -m bench.cpu.experts.
+"""Decoding with each kind of layer next to the memory's speed: python -m bench.cpu.layer_kinds.
 
-    python -m bench.cpu.experts                    # 4 bits, result in results/experts-<date>.json
-    python -m bench.cpu.experts --format bf16 --layers 2 --rounds 1
+    python -m bench.cpu.layer_kinds                # experts in 4 bits, result in results/layers-experts-<date>.json
+    python -m bench.cpu.layer_kinds --kind latent  # also mamba2 and delta
+    python -m bench.cpu.layer_kinds --format bf16 --layers 2 --rounds 1
 
-A random model with layers of Qwen3-30B-A3B (128 experts of 768, 8 chosen), cut to a few layers and a small vocabulary.
-Its matrices are copies of a few, each with memory of its own. Steps decode 1 or 64 sequences of random tokens, so that
-each step chooses other experts. Bytes are those that a step must read: the packed weights of attention, router and
-head, and of the experts that its tokens chose. A ratio is a step's time to the time of these bytes at the read speed
-that was measured in the same round.
+A random model with layers of a published one, cut to a few layers and a small vocabulary: experts of Qwen3-30B-A3B
+(128 of 768, 8 chosen), latents of DeepSeek-V2-Lite, Mamba-2 of Granite 4 H Tiny, gated delta nets of Qwen3-Next, the
+last three with a dense MLP. Its matrices are copies of a few, each with memory of its own. Steps decode 1 or 64
+sequences of random tokens, so that each step chooses other experts. Bytes are those that a step must read: packed
+weights, without experts that none of its tokens chose, and states, which are also written. A ratio is a step's time to
+the time of these bytes at the read speed that was measured in the same round.
 """
 
 from __future__ import annotations
@@ -32,16 +34,27 @@ from octavo_inference.backends.cpu.native.packed_formats import packed_bytes
 from octavo_inference.core.gather import Batch, SampleRows
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.ggml_dequant import BlockFormat
-from octavo_inference.models.layers import Experts, LayerParts
-from octavo_inference.models.weights import ExpertWeights, LayerWeights, Tensor, Weights, bf16_bits
+from octavo_inference.models.layers import Experts, GatedDelta, LatentAttention, LayerParts, Mamba2
+from octavo_inference.models.weights import LayerWeights, Tensor, Weights, bf16_bits, experts_of, layer_of
 
 BLOCK_SIZE, CONTEXT, LONGEST = 16, 64, 80
 BATCHES = (1, 64)
+_STATE = LayerParts(attention=False, state=True)
 LAYER = ModelConfig(
-    architecture="experts", layers=1, hidden=2048, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=4096,
+    architecture="layers", layers=1, hidden=2048, heads=32, kv_heads=4, head_dim=128, intermediate=6144, vocab=4096,
     max_positions=4096, rope_theta=1e6, norm_eps=1e-6, tied_embeddings=True, eos_token_ids=(0,), qk_norm="head",
-    experts=Experts(count=128, chosen=8, intermediate=768),
 )  # fmt: skip
+KINDS = {
+    "experts": replace(
+        LAYER, experts=Experts(count=128, chosen=8, intermediate=768), parts=(LayerParts(feed_forward="experts"),)
+    ),
+    "latent": replace(
+        LAYER, heads=16, kv_heads=1, head_dim=192, rotary_dim=64, qk_norm=None, parts=(LayerParts(),),
+        latent=LatentAttention(kv_rank=512, nope_dim=128, rope_dim=64, value_dim=128),
+    ),
+    "mamba2": replace(LAYER, parts=(_STATE,), state=Mamba2(48, 64, 128, 1, 4)),
+    "delta": replace(LAYER, parts=(_STATE,), state=GatedDelta(16, 32, 128, 128, 4)),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,47 +65,39 @@ class Sizes:
     expert: int
 
 
-def model(layers: int, format_: str, rng: np.random.Generator) -> tuple[ModelConfig, Weights, Sizes]:
+def model(kind: str, layers: int, format_: str, rng: np.random.Generator) -> tuple[ModelConfig, Weights, Sizes]:
     """The decoder, its weights, and what they take when packed."""
-    config = replace(LAYER, layers=layers, parts=(LayerParts(feed_forward="experts"),) * layers)
-    experts, hidden, heads = config.experts, config.hidden, config.heads * config.head_dim
-    assert experts is not None  # noqa: S101 (see LAYER)
-    keys = config.kv_heads * config.head_dim
+    config = replace(KINDS[kind], layers=layers, parts=KINDS[kind].parts * layers)
+    kept: dict[tuple[int, int], Tensor] = {}
+
+    def shared(rows: int, columns: int) -> Tensor:
+        """One matrix for all places of its shape: each is packed by itself."""
+        if (rows, columns) not in kept:
+            kept[rows, columns] = matrix(format_, rows, columns, rng)
+        return kept[rows, columns]
+
+    def router(rows: int, columns: int) -> Tensor:
+        """They differ, or all layers would choose the same experts for a token."""
+        return matrix("bf16", rows, columns, rng)
 
     def norm(width: int) -> Tensor:
         return Tensor("f32", (width,), np.ones(width, np.float32))
 
-    gate, down = (
-        matrix(format_, *shape, rng) for shape in ((experts.intermediate, hidden), (hidden, experts.intermediate))
-    )
-    mixture = ExpertWeights(
-        router=matrix("bf16", experts.count, hidden, rng),
-        gate=(gate,) * experts.count,
-        up=(gate,) * experts.count,
-        down=(down,) * experts.count,
-    )
-    layer = LayerWeights(
-        input_norm=norm(hidden),
-        q=matrix(format_, heads, hidden, rng),
-        k=matrix(format_, keys, hidden, rng),
-        v=matrix(format_, keys, hidden, rng),
-        o=matrix(format_, hidden, heads, rng),
-        post_norm=norm(hidden),
-        q_norm=norm(config.head_dim),
-        k_norm=norm(config.head_dim),
-        experts=mixture,
-    )
-    # Routers differ, or all layers would choose the same experts for a token.
-    all_layers = tuple(
-        replace(layer, experts=replace(mixture, router=matrix("bf16", experts.count, hidden, rng)))
-        for _ in range(layers)
-    )
-    embedding = matrix("bf16", config.vocab, hidden, rng)
-    weights = Weights(embedding, all_layers, norm(hidden), embedding)
-    none = replace(mixture, gate=(), up=(), down=())
-    bare = replace(weights, layers=tuple(replace(layer, experts=none) for layer in all_layers))
+    def layer(number: int) -> LayerWeights:
+        return layer_of(config, shared, norm, experts_of(config, shared, router) if config.experts else None, number)
+
+    embedding = matrix("bf16", config.vocab, config.hidden, rng)
+    weights = Weights(embedding, tuple(map(layer, range(layers))), norm(config.hidden), embedding)
+    size = packed_bytes(weights, "auto")
+    if config.experts is None:
+        return config, weights, Sizes(size, 0)
+    bare = replace(weights, layers=tuple(map(_without_experts, weights.layers)))
     always = packed_bytes(bare, "auto")
-    return config, weights, Sizes(always, (packed_bytes(weights, "auto") - always) // (layers * experts.count))
+    return config, weights, Sizes(always, (size - always) // (layers * config.experts.count))
+
+
+def _without_experts(layer: LayerWeights) -> LayerWeights:
+    return replace(layer, experts=layer.experts and replace(layer.experts, gate=(), up=(), down=()))
 
 
 def matrix(format_: str, rows: int, columns: int, rng: np.random.Generator) -> Tensor:
@@ -123,23 +128,27 @@ def decode(count: int, tokens: NDArray[np.int32]) -> Batch:
         seq_len=lengths,
         block_table=table[None],
         sample=SampleRows.greedy(numbers, lengths),
+        states=numbers,
     )
 
 
-def steps(backend: CpuBackend, sizes: Sizes, count: int, seconds: float, rng: np.random.Generator) -> dict[str, float]:
+def steps(
+    backend: CpuBackend, config: ModelConfig, sizes: Sizes, count: int, seconds: float, rng: np.random.Generator
+) -> dict[str, float]:
     """Milliseconds and bytes of a step, each the median over steps."""
     taken: list[float] = []
     read: list[int] = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(taken) < 5:
-        batch = decode(count, rng.integers(0, backend.vocab_size, count, dtype=np.int32))
+        tokens = rng.integers(0, backend.vocab_size, count, dtype=np.int32)
+        batch = decode(count, tokens)
         before = backend.expert_tokens()
         start = time.perf_counter()
         backend.step(batch)
         taken.append(time.perf_counter() - start)
         after = backend.expert_tokens()
-        assert before is not None and after is not None  # noqa: S101, PT018 (the model has experts)
-        read.append(sizes.always + int((after > before).sum()) * sizes.expert)
+        used = 0 if before is None or after is None else int((after > before).sum())
+        read.append(sizes.always + used * sizes.expert + 2 * count * config.state_bytes)
     return {"ms": 1e3 * statistics.median(taken), "bytes": statistics.median(read), "steps": len(taken)}
 
 
@@ -147,15 +156,16 @@ def main() -> None:
     """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
+    add("--kind", choices=KINDS, default="experts")
     add("--format", choices=("q4_0", "bf16"), default="q4_0")
     add("--layers", type=int, default=4, help="128 experts of a layer take 340 MB in 4 bits, 1.2 GB in bf16")
     add("--threads", type=int, default=usable_cores())
     add("--rounds", type=int, default=3)
     add("--seconds", type=float, default=5, help="of each batch in a round")
-    add("--output", type=Path, help="result file (default: bench/results/experts-<date>.json)")
+    add("--output", type=Path, help="result file (default: bench/results/layers-<kind>-<date>.json)")
     given = parser.parse_args()
     rng = np.random.default_rng(0)
-    config, weights, sizes = model(given.layers, given.format, rng)
+    config, weights, sizes = model(given.kind, given.layers, given.format, rng)
     most = max(BATCHES)
     backend = CpuBackend.create(
         config,
@@ -166,6 +176,7 @@ def main() -> None:
         max_running=most,
         max_model_len=LONGEST,
         threads=given.threads,
+        state_slots=most if config.state is not None else 0,
     )
     rounds: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -174,17 +185,17 @@ def main() -> None:
             limit = roofline.measure(program, given.threads)
             rounds.append({"limits": limit})
             for count in BATCHES:
-                found: dict[str, Any] = dict(steps(backend, sizes, count, given.seconds, rng))
+                found: dict[str, Any] = dict(steps(backend, config, sizes, count, given.seconds, rng))
                 found["ratio"] = found["ms"] / (found["bytes"] / limit["read_gb_per_s"] / 1e6)
                 rounds[-1][str(count)] = found
-    print(f"{backend.name}, {given.format}, {given.layers} layers; medians of {given.rounds} rounds")
+    print(f"{given.kind}, {backend.name}, {given.format}, {given.layers} layers; medians of {given.rounds} rounds")
     print("| sequences | ms a step | MB read | GB/s | time to that of its bytes |\n|--:|--:|--:|--:|--:|")
     for count in BATCHES:
         of = [each[str(count)] for each in rounds]
         ms, size, ratio = (statistics.median(each[name] for each in of) for name in ("ms", "bytes", "ratio"))
         print(f"| {count} | {ms:.2f} | {size / 1e6:.0f} | {size / ms / 1e6:.1f} | {ratio:.2f} |")
-    about = {"format": given.format, "layers": given.layers, "threads": given.threads, "variant": backend.name}
-    save(given.output or result_file("experts"), new_report(**about, rounds=rounds))
+    about = {"kind": given.kind, "format": given.format, "layers": given.layers, "threads": given.threads, "variant": backend.name}
+    save(given.output or result_file(f"layers-{given.kind}"), new_report(**about, rounds=rounds))
 
 
 if __name__ == "__main__":

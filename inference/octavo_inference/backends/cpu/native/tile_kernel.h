@@ -115,10 +115,19 @@ struct FloatTileKernel : TileKernel {
   }
 };
 
-// Two floats as a pair of bf16, rounded to nearest, ties away from zero.
-OCTAVO_INLINE UVec round_pair(Vec even, Vec odd) {
-  const UVec low = ((UVec)even + 0x8000u) >> 16, high = (UVec)odd + 0x8000u;
-  return select_bits(0xffff0000u, high, low);
+// Stores pairs of bf16 from 16 pairs of floats, rounded to nearest, ties away from zero.
+//
+// Unpacking is bound by the two units for vectors, so the upper halves of both are joined by stores: all of `odd`, then
+// those of `even` two bytes further down, over the lower halves of `odd`.
+OCTAVO_INLINE void store_pairs(uint8_t* out, Vec even, Vec odd) {
+  const UVec first = (UVec)even + 0x8000u, second = (UVec)odd + 0x8000u;
+#if defined(__AVX512BW__)
+  _mm512_storeu_si512(out, (__m512i)second);
+  _mm512_mask_storeu_epi16(out - 2, 0xaaaaaaaa, (__m512i)first);
+#else
+  const UVec both = select_bits(0xffff0000u, second, first >> 16);
+  std::memcpy(out, &both, sizeof both);
+#endif
 }
 
 // Makes bf16 pairs [16][PANEL][2] of blocks: scale * q + minimum, rounded.
@@ -164,8 +173,7 @@ class Unpack {
       const UVec moved = pair == 0 ? fields << LEFT : fields >> RIGHT;
       const Vec first = fma(part.scale[0], (Vec)select_bits(FIRST, moved, one), part.minimum[0]);
       const Vec second = fma(part.scale[1], (Vec)select_bits(SECOND, moved, one), part.minimum[1]);
-      const UVec both = round_pair(first, second);
-      std::memcpy(out + (2 * V + pair) * PANEL * 4 + c * 64, &both, sizeof both);
+      store_pairs(out + (2 * V + pair) * PANEL * 4 + c * 64, first, second);
     }
     if constexpr (V + 1 < VECTORS) vector<V + 1>(block, c, parts, out);
   }
@@ -183,10 +191,7 @@ class Unpack<Fp8> {
       const Vec scale = Fp8::scale(step, c);
       const auto weights = [&](int k) { return load_e4m3(block + k * PANEL + c * W) * scale; };
 #pragma GCC unroll 16
-      for (int k = 0; k < BLOCK; k += 2) {
-        const UVec both = round_pair(weights(k), weights(k + 1));
-        std::memcpy(out + k / 2 * PANEL * 4 + c * 64, &both, sizeof both);
-      }
+      for (int k = 0; k < BLOCK; k += 2) store_pairs(out + k / 2 * PANEL * 4 + c * 64, weights(k), weights(k + 1));
     }
   }
 };

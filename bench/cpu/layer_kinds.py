@@ -194,7 +194,13 @@ def main() -> None:
         of = [each[str(count)] for each in rounds]
         ms, size, ratio = (statistics.median(each[name] for each in of) for name in ("ms", "bytes", "ratio"))
         print(f"| {count} | {ms:.2f} | {size / 1e6:.0f} | {size / ms / 1e6:.1f} | {ratio:.2f} |")
-    about = {"kind": given.kind, "format": given.format, "layers": given.layers, "threads": given.threads, "variant": backend.name}
+    about = {
+        "kind": given.kind,
+        "format": given.format,
+        "layers": given.layers,
+        "threads": given.threads,
+        "variant": backend.name,
+    }
     save(given.output or result_file(f"layers-{given.kind}"), new_report(**about, rounds=rounds))
 
 

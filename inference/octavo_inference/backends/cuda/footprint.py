@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo_inference.backends.cuda.kernels.decode_parts import shares_for
 from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
 from octavo_inference.backends.cuda.packing import Dense, Quantization
@@ -78,7 +79,7 @@ def _shares(weights: Weights, config: ModelConfig) -> Iterator[GpuShare]:
 
 def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     mixer = mixer_sizes(config)
-    shares = max(1, 3 * _PROCESSORS // mixer.readers)
+    shares = shares_for(kv_heads=mixer.readers, processors=_PROCESSORS, programs=mixer.programs)
     parts = 2 * shares * config.heads * (mixer.summed + 2) + 9 * _PROCESSORS
     inner, mixed = widest_mlp(config), _experts(config)
     plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}

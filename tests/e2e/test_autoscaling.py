@@ -74,6 +74,7 @@ def found_again(url: str, name: str, topics: list[str]) -> float:
     return sum(answer.cached_tokens for answer in later) / sum(answer.prompt_tokens for answer in later)
 
 
+@pytest.mark.exclusive  # other tests' load would decide where turns go
 def test_a_conversation_goes_back_to_the_pod_that_remembers_it(cluster: Cluster, url: str, example: str) -> None:
     with deployed(cluster, changed(example, "prefixes", replicas=2), 2) as name:
         pods = {pod["metadata"]["uid"] for pod in cluster.ready_pods(name)}

@@ -114,8 +114,12 @@ class Sender:
 def _packed(part: Part) -> Iterator[tuple[Matrix, Planes | None]]:
     """Pieces of a part's rows in order, each with its planes; None for floats that the device quantizes to fp8.
 
-    Threads pack some pieces ahead: a bus moves weights several times faster than one core repacks them.
+    Threads pack some pieces ahead: a bus moves weights several times faster than one core repacks them. Floats are
+    mostly views, for which threads would only cost time.
     """
+    if part.layout.form in {"bf16", "f32"}:
+        yield from ((piece, pack(piece, part.layout)) for piece in _pieces(part))
+        return
     pending: deque[tuple[Matrix, Future[Planes] | None]] = deque()
     workers = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(workers) as threads:

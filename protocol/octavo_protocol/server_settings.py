@@ -62,6 +62,9 @@ class ServerSettings:
             group="HTTP",
         ),
     ] = False
+    page: Annotated[
+        bool, Knob("a page at /, with the model, its settings and load, and a chat to try it", group="HTTP")
+    ] = True
     drain_timeout: Annotated[
         float,
         Knob(

@@ -102,7 +102,7 @@ async def _main(
     service.profiler = Profiler(service, client.step_times)
     release = version("octavo")
     servers = [
-        HttpServer(public_app(service, keys, release), sockets.api),
+        HttpServer(public_app(service, keys, release, page=settings.page), sockets.api),
         HttpServer(admin_app(service, admin_keys, release, process.drain), sockets.admin),
     ]
     process.handle_signals()

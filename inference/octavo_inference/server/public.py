@@ -11,6 +11,7 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.openai_responses.endpoints import ENDPOINTS as OPENAI_RESPONSES
+from octavo_inference.server.page.endpoints import page_endpoints
 from octavo_inference.server.rerank.endpoints import ENDPOINTS as RERANK
 from octavo_inference.server.service import Service
 from octavo_inference.server.tokens.endpoints import ENDPOINTS as TOKENS
@@ -28,6 +29,7 @@ def public_endpoints(version: str) -> tuple[HttpEndpoint, ...]:
     )
 
 
-def public_app(service: Service, keys: Keys | None, version: str) -> ASGIApp:
-    """The app of the API port. With `keys`, every path but probes and documentation needs one."""
-    return http_application(service, public_endpoints(version), title="Octavo", version=version, keys=keys)
+def public_app(service: Service, keys: Keys | None, version: str, *, page: bool = True) -> ASGIApp:
+    """The app of the API port, with or without the page. With `keys`, every path but the open ones needs one."""
+    endpoints = [*public_endpoints(version), *(page_endpoints(version) if page else ())]
+    return http_application(service, endpoints, title="Octavo", version=version, keys=keys)

@@ -1,4 +1,4 @@
-"""Virtual environments of client libraries, one for each lock file in requirements/clients.
+"""Environments of client libraries, one for each lock in requirements/clients: FAMILY.txt or FAMILY/package-lock.json.
 
 They are outside the clone, in the cache folder, and their names contain a hash of the lock. Client libraries need other
 versions of the same packages than Octavo and than each other.
@@ -10,17 +10,20 @@ import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from toolbox.paths import cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "requirements/clients"
-# What uv writes where no package index answers. Anything else, such as a wrong hash, is an error of the lock.
-_NO_INDEX = re.compile(r"failed to fetch|network (?:was|is) disabled", re.IGNORECASE)
+# What uv and npm write where no package index answers. Anything else, such as a wrong hash, is an error of the lock.
+_NO_INDEX = re.compile(
+    r"failed to fetch|network (?:was|is) disabled|ENOTCACHED|ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ETIMEDOUT", re.IGNORECASE
+)
 
 
 class NoIndexError(Exception):
@@ -29,7 +32,24 @@ class NoIndexError(Exception):
 
 def families() -> list[str]:
     """The families of clients, which are the names of the locks."""
-    return sorted(lock.stem for lock in LOCKS.glob("*.txt"))
+    python = [lock.stem for lock in LOCKS.glob("*.txt")]
+    return sorted([*python, *(lock.parent.name for lock in LOCKS.glob("*/package-lock.json"))])
+
+
+def command_of(family: str, scripts: Path, environment: Mapping[str, str] = os.environ) -> list[str | Path]:
+    """The command that runs a script in the folder `scripts`. Node finds the packages by a link there.
+
+    Raises as `python_of` does.
+    """
+    if (LOCKS / f"{family}.txt").exists():
+        return [python_of(family, environment)]
+    node = shutil.which("node")
+    if node is None:
+        raise NoIndexError("node is not installed")
+    link = scripts / "node_modules"
+    if not link.is_symlink():
+        link.symlink_to(modules_of(family, environment))
+    return [node]
 
 
 def python_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -38,32 +58,56 @@ def python_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
     Raises `NoIndexError`, and `CalledProcessError` for a lock that cannot be installed.
     """
     lock = LOCKS / f"{family}.txt"
-    digest = hashlib.sha256(sys.version.encode() + lock.read_bytes()).hexdigest()[:16]
+    return _folder(family, sys.version.encode() + lock.read_bytes(), _with_uv, lock, environment) / "bin/python"
+
+
+def modules_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder node_modules of a family's environment, made and with errors as above."""
+    lock = LOCKS / family / "package-lock.json"
+    return _folder(family, lock.read_bytes(), _with_npm, lock, environment) / "node_modules"
+
+
+Make = Callable[[Path, Path, Mapping[str, str]], None]
+
+
+def _folder(family: str, key: bytes, make: Make, lock: Path, environment: Mapping[str, str]) -> Path:
+    digest = hashlib.sha256(key).hexdigest()[:16]
     folder = cache_root(environment) / "clients" / f"{family}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     # Two runs of the tests do not make the same one; a killed process releases the lock.
     with (folder.parent / "lock").open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         if not (folder / ".complete").exists():
-            _make(folder, lock, environment)
+            make(folder, lock, environment)
             (folder / ".complete").touch()
-    return folder / "bin/python"
+    return folder
 
 
-def _make(folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
+def _with_uv(folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
     variables = dict(environment)
     if own := environment.get("PIP_INDEX_URL"):  # uv does not read pip's variables
         variables.setdefault("UV_DEFAULT_INDEX", own)
     uv = str(Path(sys.executable).with_name("uv"))
     # `--python` names the environment: found by uv itself, it could be the one that runs the tests.
     into = ["--python", str(folder / "bin/python")]
-    install = [uv, "pip", "install", "--quiet", *into, "--no-deps", "--require-hashes", "-r", str(lock)]
-    for command in ([uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], install):
-        run = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-        if run.returncode and _NO_INDEX.search(run.stderr):
-            raise NoIndexError(f"{lock.name} cannot be installed without a package index: {_first_line(run.stderr)}")
-        if run.returncode:
-            raise subprocess.CalledProcessError(run.returncode, command, run.stdout, run.stderr)
+    _run(lock, [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], variables)
+    _run(lock, [uv, "pip", "install", "--quiet", *into, "--no-deps", "--require-hashes", "-r", str(lock)], variables)
+
+
+def _with_npm(folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(lock.with_name(name), folder)
+    install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    _run(lock, install, dict(environment))
+
+
+def _run(lock: Path, command: list[str], variables: dict[str, str]) -> None:
+    run = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if run.returncode and _NO_INDEX.search(run.stderr):
+        raise NoIndexError(f"{lock.name} cannot be installed without a package index: {_first_line(run.stderr)}")
+    if run.returncode:
+        raise subprocess.CalledProcessError(run.returncode, command, run.stdout, run.stderr)
 
 
 def _first_line(text: str) -> str:

@@ -1,70 +1,53 @@
-"""Writes docs/evidence/clients.md, the clients that are tested and what of each: python -m tests.clients.table."""
+"""Writes docs/evidence/clients.md, client × version × feature: python -m tests.clients.table."""
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
-
-from tests.clients.environments import LOCKS, ROOT
+from tests.clients.clients import CLIENTS, Client
+from tests.clients.environments import ROOT
+from tests.clients.families.checks import FEATURES
 
 PAGE = ROOT / "docs/evidence/clients.md"
-FOLDER = Path(__file__).parent / "families"
-# The distributions of a family's lock that a client uses.
-PACKAGES = {
-    "instructor": ("instructor",),
-    "langchain": ("langchain", "langchain-openai"),
-    "litellm": ("litellm",),
-    "llama_index": ("llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
-    "openai_agents": ("openai-agents",),
-    "pydantic_ai": ("pydantic-ai-slim",),
-}
 _HEAD = """\
 # Clients
 
-Client libraries, unchanged, with a server and with a gateway in front of two replicas. `make test-clients` runs each check
-below with both, in an environment for each client, and `python -m tests.clients.table` writes this page.
+Client libraries, unchanged. Each cell is a test with a server and one with a gateway in front of two replicas.
+`make test-clients` runs them, in an environment for each client. `python -m tests.clients.table` writes this page.
 
-| client | versions | checks |
-|---|---|---|
 """
-_TAIL = """
-The official clients of OpenAI and Anthropic are in the tests of the server and the gateway.
+_MEANING = """
+- **chat**: what the client calls a chat, by each API that it has for it.
+- **stream**: the parts are the whole answer, and there are several of them.
+- **async**: the client's asynchronous calls, several at a time.
+- **tools**: a required call has arguments of the tool's types, and its result goes back.
+- **structured output**: an answer of a type, in each way that the client has for it.
+- **embeddings**: a vector for each text.
+- **errors**: a prompt that is too long, an unknown model, a wrong key, and a key's limit become the client's own errors.
+- **retries**: the servers answer 503 with `Retry-After`, and the client's answer comes once they are awake.
+- **cancel**: what a client gives up ends on the server at once.
 """
+_NAMES = {"asynchronous": "async", "structured_output": "structured output"}
 
 
 def page() -> str:
     """The page."""
-    return _HEAD + "".join(map(row, sorted(PACKAGES))) + _TAIL
+    head = ["client", "version", *(_NAMES.get(feature, feature) for feature in FEATURES)]
+    notes: dict[str, int] = {}
+    rows = [row(client, notes) for client in CLIENTS]
+    table = [f"| {' | '.join(head)} |", f"|{'---|' * 2}{':-:|' * len(FEATURES)}", *rows]
+    numbered = [f"{number}. {note}" for note, number in notes.items()]
+    return _HEAD + "\n".join([*table, "", *numbered]) + "\n" + _MEANING
 
 
-def row(family: str) -> str:
-    """The row of a family: versions of its lock, and the docstrings of the checks that its script runs."""
-    lock = (LOCKS / f"{family.replace('_', '-')}.txt").read_text()
-    versions = [f"{name} {version(lock, name)}" for name in PACKAGES[family]]
-    checks = "<br>".join(f"{name.replace('_', ' ')}: {words}" for name, words in checks_of(family).items())
-    return f"| {family.replace('_', '-')} | {', '.join(versions)} | {checks} |\n"
-
-
-def version(lock: str, name: str) -> str:
-    """The pinned version of a distribution. Raises `LookupError` if the lock has none."""
-    found = re.search(rf"^{re.escape(name)}(?:\[[^\]]*\])?==(\S+)", lock, re.MULTILINE)
-    if found is None:
-        raise LookupError(f"{name} is not in the lock")
-    return found[1]
-
-
-def checks_of(family: str) -> dict[str, str]:
-    """First lines of the docstrings of the checks that a script runs, by name, in their order."""
-    tree = ast.parse((FOLDER / f"check_{family}.py").read_text())
-    words = {
-        node.name: (ast.get_docstring(node) or "").partition("\n")[0]
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    [call] = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "run"]
-    assert isinstance(call.args[0], ast.List)
-    return {name.id: words[name.id] for name in call.args[0].elts if isinstance(name, ast.Name)}
+def row(client: Client, notes: dict[str, int]) -> str:
+    """The row of a client. Reasons for missing features get a number in `notes`."""
+    versions = client.versions()
+    one = next(iter(versions.values()))
+    shown = one if len(versions) == 1 else "<br>".join(f"{name} {version}" for name, version in versions.items())
+    cells = [
+        f"({notes.setdefault(f'{client.name}: {reason}.', len(notes) + 1)})" if reason else "✓"
+        for reason in client.features().values()
+    ]
+    return f"| {client.name} | {shown} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

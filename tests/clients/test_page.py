@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.clients.environments import NoIndexError, python_of
+from tests.clients.places import FLAGS
+from tests.integration.api.conftest import Start
 
 SCRIPT = Path(__file__).with_name("page_in_browser.py")
 
 
-def test_people_can_use_the_page(address_of: Callable[[str], str], tmp_path: Path) -> None:
+def test_people_can_use_the_page(start: Start, tmp_path: Path) -> None:
     """OCTAVO_SCREENSHOTS names a folder for screenshots."""
     chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
@@ -25,7 +26,7 @@ def test_people_can_use_the_page(address_of: Callable[[str], str], tmp_path: Pat
         pytest.skip(f"browser: {error}")
     folder = [os.environ["OCTAVO_SCREENSHOTS"]] if os.environ.get("OCTAVO_SCREENSHOTS") else []
     run = subprocess.run(
-        [python, SCRIPT, address_of("server"), chromium, *folder],
+        [python, SCRIPT, str(start(*FLAGS).api.base_url).rstrip("/"), chromium, *folder],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

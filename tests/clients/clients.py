@@ -1,0 +1,88 @@
+"""The clients that are tested, and which features each has."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.clients.environments import LOCKS
+from tests.clients.families.checks import FEATURES
+
+SCRIPTS = Path(__file__).parent / "families"
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client library. `environment` is the name of a lock, `packages` are those of the library in it."""
+
+    name: str
+    environment: str
+    script: str
+    packages: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        """The script with its checks."""
+        return SCRIPTS / self.script
+
+    def versions(self) -> dict[str, str]:
+        """The pinned version of each package. Raises `LookupError` if the lock has none."""
+        return {package: _pinned(self.environment, package) for package in self.packages}
+
+    def features(self) -> dict[str, str]:
+        """Each feature, with the reason why the client does not have it, or an empty text."""
+        read = _of_node if self.path.suffix == ".mjs" else _of_python
+        found = read(self.path.read_text())
+        if found.keys() != set(FEATURES):
+            raise LookupError(f"{self.script} has other features than {FEATURES}")
+        return {feature: found[feature] for feature in FEATURES}
+
+
+def _python(name: str, *packages: str, script: str = "") -> Client:
+    return Client(name, name, f"check_{(script or name).replace('-', '_')}.py", packages or (name,))
+
+
+def _node(name: str, *packages: str) -> Client:
+    return Client(name, "node", f"check_{name.replace('-', '_')}.mjs", packages)
+
+
+CLIENTS = (
+    _python("openai"),
+    _python("openai-2", "openai", script="openai"),
+    _python("anthropic"),
+    _python("litellm"),
+    _python("langchain", "langchain", "langchain-openai"),
+    _python("llama-index", "llama-index-core", "llama-index-llms-openai-like", "llama-index-embeddings-openai-like"),
+    _python("instructor"),
+    _python("pydantic-ai", "pydantic-ai-slim"),
+    _python("openai-agents"),
+)
+
+
+def _pinned(environment: str, package: str) -> str:
+    if environment == "node":
+        packages = json.loads((LOCKS / "node/package-lock.json").read_text())["packages"]
+        return str(packages[f"node_modules/{package}"]["version"])
+    lock = (LOCKS / f"{environment}.txt").read_text()
+    found = re.search(rf"^{re.escape(package)}(?:\[[^\]]*\])?==(\S+)", lock, re.MULTILINE)
+    if found is None:
+        raise LookupError(f"{package} is not in the lock of {environment}")
+    return found[1]
+
+
+def _of_python(text: str) -> dict[str, str]:
+    """From the call `run(chat=..., ...)` of a script."""
+    [call] = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "run"]
+    return {
+        keyword.arg or "**": str(keyword.value.value) if isinstance(keyword.value, ast.Constant) else ""
+        for keyword in call.keywords
+    }
+
+
+def _of_node(text: str) -> dict[str, str]:
+    """From the call `run({ chat, embeddings: "reason" })` of a script, an entry on each line."""
+    [entries] = re.findall(r"^await run\(\{\n(.*?)^\}\);", text, re.MULTILINE | re.DOTALL)
+    return {name: reason for name, reason in re.findall(r'^  (\w+)(?:: "([^"]*)")?', entries, re.MULTILINE)}

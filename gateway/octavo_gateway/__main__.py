@@ -120,6 +120,12 @@ def _parser() -> argparse.ArgumentParser:
         help="name or address of the gateways' second ports, this one's among them, to share limits of keys with "
         f"(repeatable; default port {PORT_ADMIN})",
     )
+    listen.add_argument(
+        "--no-page",
+        dest="page",
+        action="store_false",
+        help="serve no page at /, which shows the models of a key, their load, and a chat",
+    )
     hold = parser.add_argument_group("requests that wait for a replica")
     hold.add_argument(
         "--hold-timeout", type=_seconds, default=300.0, metavar="SECONDS", help="longest wait (default %(default)g)"
@@ -204,6 +210,7 @@ def _options(given: argparse.Namespace) -> GatewayOptions:
         head_seconds=given.head_timeout,
         body_seconds=given.body_timeout,
         worker=given.worker,
+        page=given.page,
         drain_delay=given.drain_delay,
         drain_timeout=given.drain_timeout,
         random=random.random,

@@ -16,12 +16,16 @@ SCRIPTS = Path(__file__).parent / "families"
 
 @dataclass(frozen=True)
 class Client:
-    """A client library. `environment` is the name of a lock, `packages` are those of the library in it."""
+    """A client library. `environment` is the name of a lock, `packages` are those of the library in it.
+
+    A client whose calls are written down by hand has no packages, and says of which version they are.
+    """
 
     name: str
     environment: str
     script: str
     packages: tuple[str, ...]
+    by_hand: str = ""
 
     @property
     def path(self) -> Path:
@@ -31,6 +35,13 @@ class Client:
     def versions(self) -> dict[str, str]:
         """The pinned version of each package. Raises `LookupError` if the lock has none."""
         return {package: _pinned(self.environment, package) for package in self.packages}
+
+    def version(self) -> str:
+        """The versions in words."""
+        versions = self.versions()
+        if len(versions) == 1:
+            return next(iter(versions.values()))
+        return self.by_hand or "<br>".join(f"{name} {version}" for name, version in versions.items())
 
     def features(self) -> dict[str, str]:
         """Each feature, with the reason why the client does not have it, or an empty text."""
@@ -59,6 +70,10 @@ CLIENTS = (
     _python("instructor"),
     _python("pydantic-ai", "pydantic-ai-slim"),
     _python("openai-agents"),
+    _python("haystack", "haystack-ai"),
+    _python("dspy"),
+    _python("semantic-kernel"),
+    Client("open-webui", "openai", "check_open_webui.py", (), by_hand="0.6, its calls"),
 )
 
 

@@ -40,14 +40,11 @@ def page() -> str:
 
 def row(client: Client, notes: dict[str, int]) -> str:
     """The row of a client. Reasons for missing features get a number in `notes`."""
-    versions = client.versions()
-    one = next(iter(versions.values()))
-    shown = one if len(versions) == 1 else "<br>".join(f"{name} {version}" for name, version in versions.items())
     cells = [
         f"({notes.setdefault(f'{client.name}: {reason}.', len(notes) + 1)})" if reason else "✓"
         for reason in client.features().values()
     ]
-    return f"| {client.name} | {shown} | {' | '.join(cells)} |"
+    return f"| {client.name} | {client.version()} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

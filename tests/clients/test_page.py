@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from tests.clients.environments import NoIndexError, python_of
-from tests.clients.places import FLAGS
-from tests.integration.api.conftest import Start
+from tests.clients.families.checks import Place
+from tests.clients.places import arguments_of
 
 SCRIPT = Path(__file__).with_name("page_in_browser.py")
 
 
-def test_people_can_use_the_page(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("via", ["server", "gateway"])
+def test_people_can_use_the_page(via: str, places: dict[str, Place], tmp_path: Path) -> None:
     """OCTAVO_SCREENSHOTS names a folder for screenshots."""
     chromium = shutil.which("chromium-headless-shell") or shutil.which("chromium")
     if chromium is None:
@@ -26,7 +27,7 @@ def test_people_can_use_the_page(start: Start, tmp_path: Path) -> None:
         pytest.skip(f"browser: {error}")
     folder = [os.environ["OCTAVO_SCREENSHOTS"]] if os.environ.get("OCTAVO_SCREENSHOTS") else []
     run = subprocess.run(
-        [python, SCRIPT, str(start(*FLAGS).api.base_url).rstrip("/"), chromium, *folder],
+        [python, SCRIPT, via, arguments_of(places[via]), chromium, *folder],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -66,6 +66,7 @@ class GatewayOptions:
     head_seconds: float
     body_seconds: float
     worker: int | None
+    page: bool
     drain_delay: float
     drain_timeout: float
     random: Callable[[], float]
@@ -99,7 +100,7 @@ async def run(options: GatewayOptions) -> int:
         proxy = Proxy(forwarded, metrics, options.bounds.seconds)
         finder = ResponseFinder(own, StoredResponses())
         forwarding = Forwarding(registry, proxy, metrics, access, finder, options.body_seconds)
-        api = Api(registry, forwarding, metrics, status, access)
+        api = Api(registry, forwarding, metrics, status, access, options.page)
         shared = options.worker is not None
         if shared:
             await stack.enter_async_context(_end_with_parent(stop))

@@ -22,6 +22,7 @@ from octavo_gateway.http import headers
 from octavo_gateway.http.client_response import error_response, form_of
 from octavo_gateway.http.connection import HttpConnection
 from octavo_gateway.http.forwarding import Forwarding
+from octavo_gateway.http.page import OPEN_PAGE_PATHS, add_page
 from octavo_gateway.http.request_body import later
 from octavo_gateway.http.request_keys import ENTRY, ID, MODEL, ROUTE
 from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
@@ -66,10 +67,11 @@ class Api:
     metrics: GatewayMetrics
     status: HealthEndpoints
     access: AccessControl
+    page: bool = True
     version: str = field(default_factory=lambda: version("octavo"))
 
     def app(self) -> web.Application:
-        """The application for the public port, with all routes of `octavo_protocol.routes`."""
+        """The application for the public port, with all routes of `octavo_protocol.routes` and the page."""
         own: dict[str, _Handler] = {
             "/v1/models": self._models,
             "/v1/models/{id}": self._model,
@@ -86,6 +88,8 @@ class Api:
             # aiohttp's parameters are one segment unless they have a pattern.
             path = route.path.replace(":path}", ":.+}")
             app.router.add_route(route.method, path, handler, expect_handler=later)
+        if self.page:
+            add_page(app, self.registry, self.version)
         return app
 
     def _forwarded(self, route: Route) -> _Handler:
@@ -153,7 +157,7 @@ class Api:
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):
             raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
-        if request.path not in OPEN_PATHS:
+        if request.path not in OPEN_PATHS | OPEN_PAGE_PATHS:
             request[ENTRY] = self.access.identify(request.headers)
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -11,7 +11,7 @@ from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
 from octavo_inference.server.openai.endpoints import ENDPOINTS as OPENAI
 from octavo_inference.server.openai_responses.endpoints import ENDPOINTS as OPENAI_RESPONSES
-from octavo_inference.server.page.endpoints import page_endpoints
+from octavo_inference.server.page import page_endpoints
 from octavo_inference.server.rerank.endpoints import ENDPOINTS as RERANK
 from octavo_inference.server.service import Service
 from octavo_inference.server.tokens.endpoints import ENDPOINTS as TOKENS

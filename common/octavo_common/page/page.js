@@ -27,10 +27,10 @@ const PERIOD = 1000; // milliseconds between two looks at the load
 
 const at = (id) => document.getElementById(id);
 let key = "";
-let model = "";
+let model = ""; // the name that requests give
 let conversation = [];
 let running = null; // AbortController of the answer that is coming
-let seen = null; // time and counters of the last report
+let seen = null; // model, time and counters of the last report
 
 function headers() {
   return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
@@ -50,30 +50,75 @@ async function refresh() {
 }
 
 function show(state) {
-  model = state.models[0];
-  at("model").textContent = `${state.models.join(", ")} · ${state.ready ? "ready" : "not ready"} · ${state.version}`;
-  at("chat").hidden = !state.generates;
-  at("settings").replaceChildren(
-    ...Object.entries(state.settings).map(([name, value]) => {
-      const row = document.createElement("div");
-      row.append(element("dt", name.replaceAll("_", " ")), element("dd", value));
-      return row;
-    }),
-  );
-  const load = state.load;
-  if (!load) return;
-  at("kv_pool").textContent = `${Math.round(100 * load.kv_pool)} %`;
-  at("running").textContent = load.running;
-  at("waiting").textContent = load.waiting;
+  at("choice").hidden = state.models.length < 2;
+  choices(state.models.map((each) => each.names[0]));
+  const chosen = state.models.find((each) => each.names[0] === at("models").value);
+  at("about").hidden = state.gateway;
+  pairs(at("settings"), state.settings ?? {});
+  at("chat").hidden = !chosen || !(chosen.generates ?? true);
+  if (!chosen) {
+    at("model").textContent = `no model · ${state.version}`;
+    return;
+  }
+  model = chosen.names[0];
+  at("model").textContent = `${chosen.names.join(", ")} · ${chosen.ready ? "ready" : "not ready"} · ${state.version}`;
+  gauges(chosen, state.gateway);
+  table(state.gateway ? chosen.replicas : []);
+}
+
+function choices(names) {
+  const list = at("models");
+  const shown = [...list.options].map((option) => option.value);
+  if (names.join("\n") === shown.join("\n")) return; // a list that is open stays as it is
+  const before = list.value;
+  list.replaceChildren(...names.map((name) => new Option(name)));
+  if (names.includes(before)) list.value = before;
+}
+
+function pairs(list, values) {
+  const rows = Object.entries(values).map(([name, value]) => {
+    const row = document.createElement("div");
+    row.append(element("dt", name.replaceAll("_", " ")), element("dd", value));
+    return row;
+  });
+  list.replaceChildren(...rows);
+}
+
+function gauges(chosen, gateway) {
+  const replicas = chosen.replicas;
+  const sum = (field) => replicas.reduce((total, replica) => total + replica[field], 0);
+  at("held-card").hidden = !gateway;
+  at("held").textContent = chosen.held ?? 0;
+  at("kv_pool").textContent = replicas.length ? percent(sum("kv_pool") / replicas.length) : "–";
+  at("running").textContent = sum("running");
+  at("waiting").textContent = sum("waiting");
+  const counters = { generated: sum("generated_tokens"), prompt: sum("prompt_tokens"), hit: sum("prefix_hit_tokens") };
   const now = performance.now();
-  const before = seen ?? { now, ...load };
-  const tokens = load.generated_tokens - before.generated_tokens;
-  const prompts = load.prompt_tokens - before.prompt_tokens;
-  const hits = load.prefix_hit_tokens - before.prefix_hit_tokens;
-  at("rate").textContent = now > before.now ? Math.round((1000 * tokens) / (now - before.now)) : 0;
+  const before = seen?.model === model ? seen : { now, ...counters };
+  // A replica that is new or gone changes the sums by what it counted before.
+  const since = (name) => Math.max(0, counters[name] - before[name]);
+  at("rate").textContent = now > before.now ? Math.round((1000 * since("generated")) / (now - before.now)) : 0;
   // Of the prompts of the last second; between them the share stays.
-  if (prompts > 0) at("hits").textContent = `${Math.round((100 * hits) / prompts)} %`;
-  seen = { now, ...load };
+  if (since("prompt") > 0) at("hits").textContent = percent(Math.min(1, since("hit") / since("prompt")));
+  seen = { model, now, ...counters };
+}
+
+function table(replicas) {
+  at("replicas").hidden = replicas.length === 0;
+  const rows = replicas.map((replica, index) => {
+    const row = document.createElement("tr");
+    const state = replica.ready ? "ready" : "not ready";
+    const cells = [state, percent(replica.kv_pool), replica.running, replica.waiting];
+    const first = element("th", index + 1);
+    first.scope = "row";
+    row.append(first, ...cells.map((cell) => element("td", cell)));
+    return row;
+  });
+  at("rows").replaceChildren(...rows);
+}
+
+function percent(share) {
+  return `${Math.round(100 * share)} %`;
 }
 
 async function watch() {
@@ -216,6 +261,13 @@ function stop() {
   running?.abort();
 }
 
+function startAnew() {
+  stop();
+  conversation = [];
+  at("messages").replaceChildren();
+  at("figures").textContent = "";
+}
+
 function choose() {
   const example = EXAMPLES[at("extra").value];
   at("given").hidden = !example;
@@ -227,11 +279,10 @@ function choose() {
 at("ask").addEventListener("submit", send);
 at("stop").addEventListener("click", stop);
 at("extra").addEventListener("change", choose);
-at("clear").addEventListener("click", () => {
-  stop();
-  conversation = [];
-  at("messages").replaceChildren();
-  at("figures").textContent = "";
+at("clear").addEventListener("click", startAnew);
+at("models").addEventListener("change", () => {
+  startAnew();
+  refresh().catch(() => {});
 });
 at("text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

@@ -1,1 +1,0 @@
-"""The page at `/`: the model, its settings and load, and a chat to try it."""

@@ -105,7 +105,7 @@ kill-points: .venv/.ready deps ## Kill the operator before and after each write 
 e2e: .venv/.ready deps ## Tests on a real kubelet and containerd (root; skipped loudly otherwise)
 	@OCTAVO_TEST_TIER=$(TIER) PYTHONPATH=tools $(PY) -m tests.e2e
 
-test-clients: .venv/.ready ## Agent frameworks, unchanged, with a server and a gateway; an environment each, outside the clone
+test-clients: .venv/.ready ## Clients, load tools and a browser, unchanged, with a server and a gateway; an environment each, outside the clone
 	@$(PYTEST) tests/clients
 
 test-scale: .venv/.ready deps ## The operator with 2,000 LLMDeployments and 10,000 pods that kwok plays, 15 minutes (SCALE=0.05: a quick look)
@@ -123,9 +123,10 @@ bench-gateway: .venv/.ready ## Octavo's gateway beside vllm-router and nginx, 10
 simulate: .venv/.ready ## Octavo's scaler beside others on simulated clusters; writes docs/evidence/simulation.md (TRACES=folder)
 	@$(PY) -m octavo_simulator.compare --docs docs/evidence/simulation.md $(if $(TRACES),--traces $(TRACES))
 
-generate: .venv/.ready ## CRD and references of API, settings and HTTP endpoints from the types
+generate: .venv/.ready ## CRD, references of API, settings and HTTP endpoints, and the table of clients
 	@$(PY) -m octavo_operator.api.generate
 	@$(PY) -m octavo_inference.server.openapi.reference
+	@PYTHONPATH=tools $(PY) -m tests.clients.table
 
 # Programs of the site have an environment of their own: nothing else needs them.
 build/docs/.ready: requirements/docs.txt .venv/.ready

@@ -73,6 +73,9 @@ CLIENTS = (
     _python("haystack", "haystack-ai"),
     _python("dspy"),
     _python("semantic-kernel"),
+    _node("openai-node", "openai"),
+    _node("anthropic-node", "@anthropic-ai/sdk"),
+    _node("ai-sdk", "ai", "@ai-sdk/openai-compatible"),
     Client("open-webui", "openai", "check_open_webui.py", (), by_hand="0.6, its calls"),
 )
 
@@ -90,7 +93,9 @@ def _pinned(environment: str, package: str) -> str:
 
 def _of_python(text: str) -> dict[str, str]:
     """From the call `run(chat=..., ...)` of a script."""
-    [call] = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "run"]
+    [call] = [
+        node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call) and ast.unparse(node.func) == "run"
+    ]
     return {
         keyword.arg or "**": str(keyword.value.value) if isinstance(keyword.value, ast.Constant) else ""
         for keyword in call.keywords
@@ -100,4 +105,4 @@ def _of_python(text: str) -> dict[str, str]:
 def _of_node(text: str) -> dict[str, str]:
     """From the call `run({ chat, embeddings: "reason" })` of a script, an entry on each line."""
     [entries] = re.findall(r"^await run\(\{\n(.*?)^\}\);", text, re.MULTILINE | re.DOTALL)
-    return {name: reason for name, reason in re.findall(r'^  (\w+)(?:: "([^"]*)")?', entries, re.MULTILINE)}
+    return dict(re.findall(r'^  (\w+)(?::\s+"([^"]*)")?', entries, re.MULTILINE))

@@ -27,7 +27,7 @@ _NO_INDEX = re.compile(
 
 
 class NoIndexError(Exception):
-    """An environment needs packages that are not in the download cache, and no package index answers."""
+    """An environment cannot be made: its packages are not cached and no package index answers, or Node is missing."""
 
 
 def families() -> list[str]:
@@ -43,9 +43,7 @@ def command_of(family: str, scripts: Path, environment: Mapping[str, str] = os.e
     """
     if (LOCKS / f"{family}.txt").exists():
         return [python_of(family, environment)]
-    node = shutil.which("node")
-    if node is None:
-        raise NoIndexError("node is not installed")
+    node = _program("node", environment)
     link = scripts / "node_modules"
     if not link.is_symlink():
         link.symlink_to(modules_of(family, environment))
@@ -98,8 +96,19 @@ def _with_npm(folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
     folder.mkdir(exist_ok=True)
     for name in ("package.json", "package-lock.json"):
         shutil.copy(lock.with_name(name), folder)
-    install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
+    # Without a network, npm would try for minutes.
+    quick = ["--fetch-retry-mintimeout=500", "--fetch-retry-maxtimeout=2000"]
+    # Warnings, such as one about the version of Node, would come before the error.
+    quiet = ["--loglevel=error", "--no-audit", "--no-fund", "--no-update-notifier"]
+    install = [_program("npm", environment), "ci", "--ignore-scripts", *quick, *quiet, "--prefix", str(folder)]
     _run(lock, install, dict(environment))
+
+
+def _program(name: str, environment: Mapping[str, str]) -> str:
+    found = shutil.which(name, path=environment.get("PATH"))
+    if found is None:
+        raise NoIndexError(f"{name} is not installed")
+    return found
 
 
 def _run(lock: Path, command: list[str], variables: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/evidence/clients.md, client × version × feature: python -m tests.clients.table."""
+"""Writes docs/evidence/clients.md, client × version × feature, for `make generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _HEAD = """\
 # Clients
 
 Client libraries, unchanged. Each cell is a test with a server and one with a gateway in front of two replicas.
-`make test-clients` runs them, in an environment for each client. `python -m tests.clients.table` writes this page.
+`make test-clients` runs them, in an environment for each client. `make generate` writes this page.
 
 """
 _MEANING = """
@@ -21,7 +21,7 @@ _MEANING = """
 - **tools**: a required call has arguments of the tool's types, and its result goes back.
 - **structured output**: an answer of a type, in each way that the client has for it.
 - **embeddings**: a vector for each text.
-- **errors**: a prompt that is too long, an unknown model, a wrong key, and a key's limit become the client's own errors.
+- **errors**: a prompt that is too long, an unknown model, a wrong key and a limit become errors of the client.
 - **retries**: the servers answer 503 with `Retry-After`, and the client's answer comes once they are awake.
 - **cancel**: what a client gives up ends on the server at once.
 """

@@ -1,4 +1,4 @@
-"""litellm: chat, text, responses, messages and embeddings, streamed and async, tools, typed answers, errors, retries."""
+"""litellm: chat, text, responses, messages and embeddings, streamed and async; tools, typed answers, errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def output_text(found: Any) -> str:
 
 
 def chat(place: Place) -> None:
-    """As OpenAI, as vLLM and as Anthropic; text completions, responses and messages; usage."""
+    """As OpenAI, as vLLM and as Anthropic; text completions and responses; usage."""
     for provider in PROVIDERS:
         found = litellm.completion(**given(place, provider))
         assert found.choices[0].message.content
@@ -86,8 +86,6 @@ def chat(place: Place) -> None:
     assert output_text(first)
     second = litellm.responses(**response(place, input="And in Oslo?", previous_response_id=first.id))
     assert second.usage.input_tokens > first.usage.total_tokens
-    found = litellm.anthropic.messages.create(**given(place, "anthropic"))
-    assert found["content"][0]["text"]
 
 
 def stream(place: Place) -> None:
@@ -108,7 +106,7 @@ def stream(place: Place) -> None:
 
 
 async def asynchronous(place: Place) -> None:
-    """Eight at once, and a stream; responses and messages."""
+    """Eight at once, and a stream; responses, and messages, which are async only."""
     for provider in PROVIDERS:
         found = await asyncio.gather(*(litellm.acompletion(**given(place, provider)) for _ in range(8)))
         chunks = await litellm.acompletion(**given(place, provider, stream=True))
@@ -145,7 +143,9 @@ def structured_output(place: Place) -> None:
     for provider in PROVIDERS:
         found = litellm.completion(**given(place, provider, max_tokens=96, response_format=Report))
         Report.model_validate_json(found.choices[0].message.content)
-    Report.model_validate_json(output_text(litellm.responses(**response(place, max_output_tokens=96, text_format=Report))))
+    Report.model_validate_json(
+        output_text(litellm.responses(**response(place, max_output_tokens=96, text_format=Report)))
+    )
     loose = litellm.completion(**given(place, max_tokens=400, response_format={"type": "json_object"})).choices[0]
     if loose.finish_reason == "stop":
         assert isinstance(json.loads(loose.message.content), dict)
@@ -180,25 +180,33 @@ def errors(place: Place) -> None:
 
 
 def retries(place: Place) -> None:
-    """503 is a `ServiceUnavailableError`; with retries the answer comes, sync, async, and by the router."""
+    """503 is an error of the server; with retries the answer comes, sync, async, and by the router."""
     with asleep(place):
         for provider in PROVIDERS:
             asked = given(place, provider)
-            raises(litellm.ServiceUnavailableError, lambda asked=asked: litellm.completion(**asked))
+            kind = litellm.InternalServerError if provider == "anthropic" else litellm.ServiceUnavailableError
+            raises(kind, lambda asked=asked: litellm.completion(**asked))
         assert litellm.completion(**given(place, num_retries=8)).choices[0].message.content
     with asleep(place):
         found = asyncio.run(litellm.acompletion(**given(place, num_retries=8)))
         assert found.choices[0].message.content
-    deployment = {"model_name": "any", "litellm_params": access(place, "hosted_vllm")}
+    parameters = {name: value for name, value in access(place, "hosted_vllm").items() if name != "num_retries"}
+    deployment = {"model_name": "any", "litellm_params": parameters}
     router = litellm.Router(model_list=[deployment], num_retries=8, retry_after=1, disable_cooldowns=True)
     with asleep(place):
         assert router.completion(model="any", messages=MESSAGES, max_tokens=8).choices[0].message.content
 
 
+def long_answer(place: Place, provider: str) -> dict[str, Any]:
+    """What asks for an answer without an end. The Messages API has no field for that: there it just counts for long."""
+    endless = {} if provider == "anthropic" else {"extra_body": {"ignore_eos": True}}
+    return given(place, provider, messages=COUNTING, max_tokens=LONG_ANSWER, **endless)
+
+
 def cancel(place: Place) -> None:
     """A stream that is closed, and a call that ran out of time."""
     for provider in PROVIDERS:
-        asked = given(place, provider, messages=COUNTING, max_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
+        asked = long_answer(place, provider)
         chunks = litellm.completion(**asked, stream=True)
         next(chunks)
         assert_cancelled(place, chunks.close)
@@ -209,7 +217,7 @@ def cancel(place: Place) -> None:
 async def cancelled_task(place: Place) -> None:
     """An async call, and an async stream that is closed."""
     for provider in PROVIDERS:
-        asked = given(place, provider, messages=COUNTING, max_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
+        asked = long_answer(place, provider)
         task = asyncio.create_task(litellm.acompletion(**asked))
         await asyncio.to_thread(assert_running, place)
         task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any, Literal
 
 import openai
@@ -68,12 +69,18 @@ def messages(text: str = QUESTION) -> list[ChatMessage]:
     return [ChatMessage(role="user", content=text)]
 
 
+class Question(BaseModel):
+    """The arguments of the tool."""
+
+    city: City
+
+
 def temperature(city: City) -> str:
     """The temperature in a city."""
     return f"{DEGREES[city]} degrees"
 
 
-TOOL = FunctionTool.from_defaults(temperature)
+TOOL = FunctionTool.from_defaults(temperature, fn_schema=Question)
 
 
 def chat(place: Place) -> None:
@@ -127,11 +134,11 @@ def tools(place: Place) -> None:
 
 
 async def agent(place: Place) -> None:
-    """An agent, streaming or not, calls a named tool, and ends with an answer; by both APIs."""
+    """An agent, streaming or not, calls its tool, and ends with an answer; by both APIs."""
     for api in BOTH_APIS:
         for streaming in (True, False):
             one = FunctionAgent(
-                tools=[TOOL], llm=api(place), streaming=streaming, initial_tool_choice="temperature"
+                tools=[TOOL], llm=api(place), streaming=streaming, initial_tool_choice="required"
             )  # fmt: skip
             handler = one.run(QUESTION, max_iterations=4, early_stopping_method="generate")
             events = [event async for event in handler.stream_events()]
@@ -144,7 +151,8 @@ async def agent(place: Place) -> None:
 def structured_output(place: Place) -> None:
     """By a call of a function and by JSON schema, whole and streamed, and by responses."""
     prompt = PromptTemplate("It is {degrees} degrees in Paris.")
-    for changes in ({}, {"should_use_structured_outputs": True}):
+    # For streams it asks for no call by itself.
+    for changes in ({"additional_kwargs": {"tool_choice": "required"}}, {"should_use_structured_outputs": True}):
         one = llm(place, **changes)
         whole = one.structured_predict(Report, prompt, degrees=21)
         assert isinstance(whole, Report)
@@ -164,7 +172,7 @@ def embeddings(place: Place) -> None:
 
 
 def errors(place: Place) -> None:
-    """Too long a prompt, a wrong field, an unknown model, a wrong key, and a key's limit, as the classes of `openai`."""
+    """Too long a prompt, a wrong field, an unknown model, a wrong key, and a key's limit, as classes of `openai`."""
     for api in BOTH_APIS:
         for expected, prompt, changes in (
             (openai.BadRequestError, LONG_PROMPT, {}),
@@ -190,17 +198,19 @@ def retries(place: Place) -> None:
 
 
 def long_answer(place: Place, api: Any = llm, **options: Any) -> Any:
-    """A model that does not stop by itself."""
-    size = {"max_tokens" if api is llm else "max_output_tokens": LONG_ANSWER}
-    return api(place, additional_kwargs={"extra_body": {"ignore_eos": True}}, **size, **options)
+    """A model that does not stop by itself. The Responses API has no field for that: there it just counts for long."""
+    if api is responder:
+        return responder(place, max_output_tokens=LONG_ANSWER, **options)
+    return llm(place, max_tokens=LONG_ANSWER, additional_kwargs={"extra_body": {"ignore_eos": True}}, **options)
 
 
 def cancel(place: Place) -> None:
     """A stream that is closed, by both APIs, and a call that ran out of time."""
     for api in BOTH_APIS:
+        # It leaves the connection of a closed stream to the garbage collector.
         parts = long_answer(place, api).stream_chat(messages(COUNT))
         next(parts)
-        assert_cancelled(place, parts.close)
+        assert_cancelled(place, lambda parts=parts: (parts.close(), gc.collect()))
     raises(openai.APITimeoutError, lambda: long_answer(place, timeout=1).chat(messages(COUNT)))
     assert_idle(place)
 

@@ -26,7 +26,11 @@ TOOL = {
     "function": {
         "name": "temperature",
         "description": "The temperature in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string", "enum": list(CITIES)}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": list(CITIES)}},
+            "required": ["city"],
+        },
     },
 }
 
@@ -97,14 +101,16 @@ def asynchronous(place: Place) -> None:
 def tools(place: Place) -> None:
     """Its native tool calls: streamed deltas by index, the result in the next turn."""
     chunks = streamed(place, tools=[TOOL], tool_choice="required", max_tokens=96)
-    calls = [call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls") or []]
+    calls = [
+        call for chunk in chunks for choice in chunk["choices"] for call in choice["delta"].get("tool_calls") or []
+    ]
     arguments = "".join(call["function"].get("arguments") or "" for call in calls if call["index"] == 0)
     assert json.loads(arguments)["city"] in CITIES
     identity = calls[0]["id"]
-    function = {"name": "temperature", "arguments": arguments}
+    call = {"index": 0, "id": identity, "type": "function", "function": {"name": "temperature", "arguments": arguments}}
     turns = [
         {"role": "user", "content": QUESTION},
-        {"role": "assistant", "content": "", "tool_calls": [{"index": 0, "id": identity, "type": "function", "function": function}]},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": identity, "content": "27"},
     ]  # fmt: skip
     assert streamed(place, messages=turns, tools=[TOOL])

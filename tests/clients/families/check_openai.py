@@ -136,7 +136,9 @@ def structured_output(place: Place) -> None:
     assert isinstance(one.chat.completions.parse(**asked, response_format=Report).choices[0].message.parsed, Report)
     found = one.responses.parse(model=place.model, input=QUESTION, text_format=Report, max_output_tokens=96)
     assert isinstance(found.output_parsed, Report)
-    loose = one.chat.completions.create(**asked | {"max_completion_tokens": 400}, response_format={"type": "json_object"})
+    loose = one.chat.completions.create(
+        **asked | {"max_completion_tokens": 400}, response_format={"type": "json_object"}
+    )
     if loose.choices[0].finish_reason == "stop":
         assert isinstance(json.loads(loose.choices[0].message.content or ""), dict)
 
@@ -144,7 +146,10 @@ def structured_output(place: Place) -> None:
 def embeddings(place: Place) -> None:
     """One vector for each text, also in base64, which the client asks for by itself."""
     one = client(place)
-    found = [one.embeddings.create(model=place.model, input=["a", "b c"], encoding_format=form) for form in ("float", "base64")]
+    found = [
+        one.embeddings.create(model=place.model, input=["a", "b c"], encoding_format=form)
+        for form in ("float", "base64")
+    ]
     vectors = [each.embedding for each in found[0].data]
     assert len(vectors) == 2
     assert len(vectors[0]) == len(vectors[1]) > 1
@@ -166,7 +171,9 @@ def errors(place: Place) -> None:
     raises(openai.AuthenticationError, lambda: wrong.chat.completions.create(**given(place)))
     if place.limited_key:
         limited = client(place, api_key=place.limited_key)
-        refused = raises(openai.RateLimitError, lambda: [limited.chat.completions.create(**given(place)) for _ in range(2)])
+        refused = raises(
+            openai.RateLimitError, lambda: [limited.chat.completions.create(**given(place)) for _ in range(2)]
+        )
         assert refused.code == "rate_limit_exceeded"
         assert int(refused.response.headers["retry-after"]) >= 1
 

@@ -100,6 +100,14 @@ export async function assertCancelled(place, cancel) {
   await assertIdle(place);
 }
 
+/** A call with a signal runs; the signal ends it, and the call throws an error of a class, which is returned. */
+export async function assertAborted(place, kind, call) {
+  const controller = new AbortController();
+  const thrown = raises(kind, () => call(controller.signal));
+  const [error] = await Promise.all([thrown, assertCancelled(place, () => controller.abort())]);
+  return error;
+}
+
 /** Something runs, or starts within a moment. */
 export async function assertRunning(place) {
   await until(async () => (await load(place)) > 0, "nothing runs: is the answer complete already?");
@@ -131,7 +139,8 @@ export async function asleep(place, call, milliseconds = 700) {
 
 async function postToAll(place, action) {
   for (const admin of place.admin) {
-    const response = await fetch(`${admin}/v1/octavo/${action}`, { method: "POST", signal: AbortSignal.timeout(60_000) });
+    const signal = AbortSignal.timeout(60_000);
+    const response = await fetch(`${admin}/v1/octavo/${action}`, { method: "POST", signal });
     assert(response.ok, `${action}: ${response.status} ${await response.text()}`);
   }
 }

@@ -235,7 +235,7 @@ async def test_control_tokens_in_a_final_assistant_message_stay_text(serve):
         {"service_tier": "standard_only"},
         {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
         {"output_config": {"effort": None, "format": None}},
-        {"mcp_servers": [], "speed": "standard", "container": None},
+        {"mcp_servers": [], "speed": "standard", "container": None, "thread": None},
         {"system": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}, "citations": None}]},
         {"messages": [{"role": "user", "content": [{"text": "Hi", "type": "text", "cache_control": None}]}]},
     ],
@@ -307,6 +307,20 @@ async def test_refusals_name_the_field_and_what_is_supported(serve, fields, word
         response = await ask(server, **fields)
     assert words in refused(response)
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_thread_is_refused_so_that_a_client_goes_on_without_it(serve):
+    """Clients look for these details, then send the whole conversation."""
+    async with serve() as server:
+        response = await ask(server, thread={"type": "create"})
+        other = await ask(server, container="c")
+    assert refused(other)
+    assert response.status_code == 400
+    assert response.json()["error"] == {
+        "type": "invalid_request_error",
+        "message": "thread: this server keeps no threads of messages; send the whole conversation without it.",
+        "details": {"error_code": "thread_unsupported_request", "unsupported": ["thread"]},
+    }
 
 
 async def test_max_tokens_is_required(serve):

@@ -1,4 +1,4 @@
-"""docs/evidence/clients.md is what `python -m tests.clients.table` writes."""
+"""docs/evidence/clients.md is what `make generate` writes."""
 
 from __future__ import annotations
 

@@ -67,10 +67,8 @@ async def test_a_key_sees_only_the_models_that_it_may_use(world, tmp_path):
     entries = [{"name": "one", "key": "alpha", "models": ["m1"]}, {"name": "all", "key": "beta"}]
     (tmp_path / "keys").write_text(json.dumps({"keys": entries}))
     await world.start(keys=KeyFile(tmp_path / "keys"))
-    deployments = [
-        Deployment("ns", f"d{number}", (f"m{number}",), True, endpoints=(Endpoint("p", "http://x"),)) for number in (1, 2)
-    ]
-    world.registry.update(table(deployments))
+    endpoints = (Endpoint("p", "http://x"),)
+    world.registry.update(table(Deployment("ns", name, (name,), endpoints=endpoints) for name in ("m1", "m2")))
     seen = await state(world, **A), await state(world, Authorization="Bearer beta")
     assert [[name for model in each.models for name in model.names] for each in seen] == [["m1"], ["m1", "m2"]]
 

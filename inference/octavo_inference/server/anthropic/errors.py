@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 import msgspec
 
-from octavo_inference.server.anthropic.responses import AnthropicError, AnthropicErrorDetail
+from octavo_inference.server.anthropic.responses import (
+    THREAD_UNSUPPORTED,
+    AnthropicError,
+    AnthropicErrorDetail,
+    ThreadUnsupported,
+)
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.sse import event
 
@@ -42,7 +47,8 @@ def error_body(error: ApiError, request_id: str) -> bytes:
         # Clients match on these words.
         message = f"prompt is too long: {message}"
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, message), request_id))
+    details = ThreadUnsupported() if error.code == THREAD_UNSUPPORTED else msgspec.UNSET
+    return msgspec.json.encode(AnthropicError(AnthropicErrorDetail(kind, message, details), request_id))
 
 
 def error_event(error: ApiError, request_id: str) -> bytes:

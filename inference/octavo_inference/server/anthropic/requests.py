@@ -17,12 +17,15 @@ from octavo_inference.core.request import SamplingParams
 from octavo_inference.grammar.structured_outputs import Constraint, schema_constraint
 from octavo_inference.server import json_body
 from octavo_inference.server.anthropic.blocks import CacheControl, Content, Empty, Texts
+from octavo_inference.server.anthropic.responses import THREAD_UNSUPPORTED
 from octavo_inference.server.anthropic.tools import AnthropicToolChoice, ToolList
 from octavo_inference.server.errors import ApiError, invalid
 from octavo_inference.server.prompts import SchedulingFields
 
 MAX_MESSAGES = 4096
 MAX_STOP_SEQUENCES = 64
+
+NO_THREADS = "thread: this server keeps no threads of messages; send the whole conversation without it."
 
 StopSequence = Annotated[str, Meta(min_length=1, max_length=256)]
 
@@ -100,6 +103,7 @@ class Conversation(SchedulingFields, forbid_unknown_fields=True, kw_only=True):
     context_management: None = None
     user_profile_id: None = None
     workspace_id: None = None
+    thread: None = None
 
     @property
     def thinks(self) -> bool:
@@ -145,6 +149,8 @@ async def read(request: HttpRequest, kind: type[Body]) -> Body:
 
 def _with_supported(error: ApiError) -> ApiError:
     param = error.param or ""
+    if param == "thread":
+        return invalid(NO_THREADS, param, THREAD_UNSUPPORTED)
     if error.code == "missing_required_parameter":
         return error
     if supported := _SUPPORTED.get(_INDEX.sub("[]", param)):

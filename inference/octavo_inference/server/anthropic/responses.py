@@ -150,11 +150,22 @@ class MessageStop(msgspec.Struct, frozen=True, tag_field="type", tag="message_st
     """The last event."""
 
 
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+
+
+class ThreadUnsupported(msgspec.Struct, frozen=True):
+    """With it, a client that keeps a conversation in a thread goes on by sending the whole conversation."""
+
+    error_code: str = THREAD_UNSUPPORTED
+    unsupported: tuple[str, ...] = ("thread",)
+
+
 class AnthropicErrorDetail(msgspec.Struct, frozen=True):
-    """What went wrong: `type` for programs, `message` for people."""
+    """What went wrong: `type` for programs, `message` for people, `details` for what a client can mend itself."""
 
     type: str
     message: str
+    details: ThreadUnsupported | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnthropicError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):

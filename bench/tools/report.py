@@ -1,0 +1,76 @@
+"""Formats the measured rounds as tables. A ratio is of figures of the same round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+OWN = "our client"
+ENGINE = "octavo-server bench"
+AGREED = 0.03
+"""The acceptance criterion, fixed in advance."""
+Row = dict[str, Any]
+# The figure, its title, and whether `octavo-server bench` has the same one: its times are medians.
+FIGURES = (
+    ("rate", "tokens/s", 1),
+    ("ttft", "first token, mean ms", 1),
+    ("ttft_p50", "first token, p50 ms", 1),
+    ("itl", "between tokens, mean ms", 2),
+)
+
+
+def table(report: Row) -> str:
+    """Markdown: a table for each load."""
+    host = report["host"]
+    head = (
+        f"{host['processor']}, {host['cores']} cores, load average {report['load_average'][0]:.1f} before; "
+        f"{report['date']}. `{' '.join(report['flags'])}`.\n\n"
+        f"Medians of the rounds; in brackets their ratio to {OWN} in the same round, the lowest and the highest.\n"
+    )
+    quick = ["**A quick look with tiny loads: no result.**\n"] if report["quick"] else []
+    missing = [f"{name} is left out: {why}\n" for name, why in report["left_out"].items()]
+    tables = [_table(report["rows"], load["name"]) for load in report["loads"]]
+    return "\n".join([head, *quick, *missing, *tables])
+
+
+def _table(rows: Sequence[Row], load: str) -> str:
+    found = [row for row in rows if row["load"] == load]
+    ways = list(dict.fromkeys(row["way"] for row in found))
+    heads = ["way", *(title for _, title, _ in FIGURES), f"within {AGREED:.0%}", "client CPU s"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines += [f"| {' | '.join([way, *_cells(found, way)])} |" for way in ways]
+    return f"{load}:\n\n" + "\n".join(lines) + "\n"
+
+
+def _cells(rows: Sequence[Row], way: str) -> list[str]:
+    mine = [row for row in rows if row["way"] == way]
+    if errors := [row["error"] for row in mine if "error" in row]:
+        return [errors[0].splitlines()[0], *[""] * (len(FIGURES) + 1)]
+    shown = [_cell(rows, way, name, digits) for name, _, digits in FIGURES]
+    seconds = f"{median(row['client_cpu_s'] for row in mine):.1f}"
+    return [*shown, "" if way == OWN else _verdict(rows, way), seconds]
+
+
+def _cell(rows: Sequence[Row], way: str, name: str, digits: int) -> str:
+    values = [row[name] for row in rows if row["way"] == way and row[name] is not None]
+    if not values:
+        return "–"
+    text = f"{median(values):.{digits}f}"
+    found = ratios(rows, way, name)
+    if way == OWN or not found:
+        return text
+    return f"{text} (**{median(found):.3f}**, {min(found):.3f}–{max(found):.3f})"
+
+
+def ratios(rows: Sequence[Row], way: str, name: str) -> list[float]:
+    """A figure of a way over that of our client, round by round."""
+    own = {row["round"]: row.get(name) for row in rows if row["way"] == OWN}
+    pairs = [(row.get(name), own.get(row["round"])) for row in rows if row["way"] == way]
+    return [value / mine for value, mine in pairs if value and mine]
+
+
+def _verdict(rows: Sequence[Row], way: str) -> str:
+    names = ["rate", "ttft", "itl"]
+    off = [name for name in names if (found := ratios(rows, way, name)) and abs(median(found) - 1) > AGREED]
+    return f"✗ {', '.join(off)}" if off else "✓"

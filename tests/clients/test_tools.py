@@ -1,0 +1,111 @@
+"""Tools that send loads or evaluate run unchanged with a server and with a gateway, by their own command lines."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.clients import evaluation
+from tests.clients.environments import NoIndexError, python_of
+from tests.clients.families.checks import Place
+from tests.clients.tools import LOADS
+
+from bench.tools.load import Api, Hub, Target, ToolLoad
+from bench.tools.table import LoadTool, run, variables
+
+# All answers have this length where a client can say `ignore_eos`.
+LOAD = ToolLoad(requests=6, concurrency=3, prompt_tokens=24, output_tokens=12)
+VIA = pytest.mark.parametrize("via", ["server", "gateway"])
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Hub:
+    """The model's tokenizer, as other programs read it."""
+    return Hub(tmp_path_factory.mktemp("hub")).write()
+
+
+def programs(environment: str) -> Path:
+    """The folder of an environment's programs."""
+    try:
+        return python_of(environment).parent
+    except NoIndexError as missing:
+        pytest.skip(f"{environment}: {missing}")
+
+
+def generated(place: Place) -> float:
+    """Tokens that the servers of a place have generated so far."""
+    total = 0.0
+    for admin in place.admin:
+        lines = httpx.get(f"{admin}/metrics", timeout=30).text.splitlines()
+        total += sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("octavo:generation_tokens"))
+    return total
+
+
+@VIA
+@pytest.mark.parametrize(
+    ("tool", "api"),
+    [pytest.param(tool, api, id=f"{tool.name}-{api}") for tool, apis in LOADS.items() for api in apis],
+)
+def test_a_load_is_complete_and_counted_right(
+    tool: LoadTool, api: Api, via: str, places: dict[str, Place], hub: Hub, tmp_path: Path
+) -> None:
+    place, load = places[via], ToolLoad(LOAD.requests, LOAD.concurrency, LOAD.prompt_tokens, LOAD.output_tokens, api)
+    target = Target(place.url, place.model, place.key, tuple(f"{admin}/metrics" for admin in place.admin))
+    before = generated(place)
+    found = run(tool, programs(tool.name), target, load, hub, tmp_path)
+    assert (found.completed, found.failed) == (load.requests, 0)
+    if api == "embeddings":
+        return
+    if api in {"completions", "chat"}:
+        assert found.tokens == load.tokens
+    assert found.tokens == generated(place) - before
+    assert found.rate > 0
+    assert found.ttft is not None
+    assert found.itl is not None
+    assert 0 < found.itl < found.ttft
+
+
+@VIA
+@pytest.mark.parametrize(
+    ("kind", "tokens"),
+    [("local-completions", "own"), ("local-completions", "server's"), ("local-chat-completions", "")],
+)
+def test_lm_eval_finds_what_the_server_says(
+    kind: str, tokens: str, via: str, places: dict[str, Place], hub: Hub, tmp_path: Path
+) -> None:
+    place = places[via]
+    more = {"own": {"tokenizer": hub.folder, "tokenizer_backend": "huggingface"}, "server's": {"auth_token": place.key}}
+    tasks = evaluation.write_tasks(tmp_path, place, chat="chat" in kind)
+    arguments = evaluation.arguments(place, tmp_path, tasks, kind, **more.get(tokens, {}))
+    target = Target(place.url, place.model, place.key)
+    log = called([programs("lm-eval") / "lm-eval", *arguments], variables(target, hub), tmp_path)
+    assert ("Using remote tokenizer" in log) == (tokens == "server's")
+    found = evaluation.results(tmp_path)
+    assert found["generation"]["exact_match,none"] == 1
+    if "chat" not in kind:
+        assert found["choice"]["acc,none"] == 1
+        assert 1 < found["rolling"]["byte_perplexity,none"] < 3
+
+
+@VIA
+def test_schemathesis_finds_no_fault(via: str, places: dict[str, Place], tmp_path: Path) -> None:
+    """The gateway has no document: it answers as the servers do."""
+    document = tmp_path / "openapi.json"
+    document.write_bytes(httpx.get(f"{places['server'].url}/openapi.json", timeout=30).content)
+    place = places[via]
+    command = [Path(sys.executable).with_name("schemathesis"), "run", document, "--url", place.url]
+    command += ["--header", f"Authorization: Bearer {place.key}", "--max-examples", "5", "--workers", "1"]
+    called(command, {}, tmp_path)
+
+
+def called(command: list[Path | str], environment: dict[str, str], folder: Path) -> str:
+    """Run a command that must succeed; its output."""
+    done = subprocess.run(
+        command, env=environment or None, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False, timeout=580,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout

@@ -44,8 +44,10 @@ def _data(load: ToolLoad, folder: Path) -> dict[str, str]:
 
 
 def _greedy(load: ToolLoad) -> list[str]:
-    own = [] if load.api in {"responses", "messages"} else ["--extra-inputs", "ignore_eos:true"]
-    return ["--use-server-token-count", "--extra-inputs", "temperature:0", *own]
+    # It reads the usage of a response only if that ends before its limit; else it counts the text's tokens itself.
+    counted = [] if load.api == "responses" else ["--use-server-token-count"]
+    long = [] if load.api in {"responses", "messages"} else ["--extra-inputs", "ignore_eos:true"]
+    return ["--extra-inputs", "temperature:0", *counted, *long]
 
 
 def figures(folder: Path) -> Figures:

@@ -33,7 +33,9 @@ def arguments(target: Target, load: ToolLoad, hub: Hub, folder: Path) -> list[st
 
 
 def _data(load: ToolLoad) -> dict[str, Any]:
-    """Random tokens; for APIs other than completions it has questions behind a system prompt only."""
+    """What it has for an API: random tokens, questions behind a system prompt, or `mock prompt N` and 30 tokens out."""
+    if load.api == "messages":
+        return {"type": "mock"}
     if load.api == "completions":
         return {"type": "random"} | {
             f"{name}_distribution": {"type": "fixed", "min": tokens, "max": tokens, "mean": tokens, "std_dev": 0}
@@ -46,17 +48,21 @@ def _data(load: ToolLoad) -> dict[str, Any]:
 
 
 def figures(folder: Path) -> Figures:
-    """The figures of the summary. Its times are in seconds."""
+    """The figures of the summary. Its times are in seconds, and missing for the Messages API."""
     [summary] = folder.glob("reports/summary_lifecycle_metrics.json")
     found = json.loads(summary.read_text(encoding="utf-8"))
     good = found["successes"]
-    first, between = good["latency"]["time_to_first_token"], good["latency"]["time_per_output_token"]
+    times = {name: values or {} for name, values in good["latency"].items()}
     return Figures(
         completed=good["count"],
         failed=found["failures"]["count"],
-        tokens=good["output_len"]["mean"] * good["count"],
+        tokens=good["output_tokens"]["total"],
         rate=good["throughput"]["output_tokens_per_sec"],
-        ttft=1e3 * first["mean"],
-        ttft_p50=1e3 * first["median"],
-        itl=1e3 * between["mean"],
+        ttft=_ms(times["time_to_first_token"].get("mean")),
+        ttft_p50=_ms(times["time_to_first_token"].get("median")),
+        itl=_ms(times["time_per_output_token"].get("mean")),
     )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else 1e3 * seconds

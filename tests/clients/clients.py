@@ -56,8 +56,8 @@ def _python(name: str, *packages: str, script: str = "") -> Client:
     return Client(name, name, f"check_{(script or name).replace('-', '_')}.py", packages or (name,))
 
 
-def _node(name: str, *packages: str) -> Client:
-    return Client(name, "node", f"check_{name.replace('-', '_')}.mjs", packages)
+def _node(name: str, *packages: str, environment: str = "node") -> Client:
+    return Client(name, environment, f"check_{name.replace('-', '_')}.mjs", packages)
 
 
 CLIENTS = (
@@ -76,13 +76,15 @@ CLIENTS = (
     _node("openai-node", "openai"),
     _node("anthropic-node", "@anthropic-ai/sdk"),
     _node("ai-sdk", "ai", "@ai-sdk/openai-compatible"),
+    _node("continue", "@continuedev/openai-adapters", environment="continue"),
+    _python("aider", "aider-chat"),
     Client("open-webui", "openai", "check_open_webui.py", (), by_hand="0.6, its calls"),
 )
 
 
 def _pinned(environment: str, package: str) -> str:
-    if environment == "node":
-        packages = json.loads((LOCKS / "node/package-lock.json").read_text())["packages"]
+    if (of_node := LOCKS / environment / "package-lock.json").exists():
+        packages = json.loads(of_node.read_text())["packages"]
         return str(packages[f"node_modules/{package}"]["version"])
     lock = (LOCKS / f"{environment}.txt").read_text()
     found = re.search(rf"^{re.escape(package)}(?:\[[^\]]*\])?==(\S+)", lock, re.MULTILINE)

@@ -44,6 +44,7 @@ def clean_environment() -> dict[str, str]:
     """Nothing of Octavo's own environment, and no measurements sent to makers of libraries."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "OPENAI", "ANTHROPIC"))}
     silent = {"LANGSMITH_TRACING": "false", "HAYSTACK_TELEMETRY_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    silent["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # its own copy of a list of prices
     return kept | silent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,22 @@ from tests.clients.families.checks import Place
 from tests.clients.tools import LOADS
 
 from bench.tools.load import Api, Hub, Target, ToolLoad
-from bench.tools.table import LoadTool, run, variables
+from bench.tools.table import INFERENCE_PERF, LoadTool, run, variables
 
 # All answers have this length where a client can say `ignore_eos`.
 LOAD = ToolLoad(requests=6, concurrency=3, prompt_tokens=24, output_tokens=12)
+# All phases and checks but one: a schema cannot say which models are served, or that fields exclude each other. What is
+# too large is refused as well as what is wrong. The model computes on a CPU, beside other tests.
+SCHEMATHESIS = """
+request-timeout = 120
+[generation]
+deterministic = true
+max-examples = 5
+[checks.positive_data_acceptance]
+enabled = false
+[checks.negative_data_rejection]
+expected-statuses = ["400", "401", "404", "405", "408", "413", "415"]
+"""
 VIA = pytest.mark.parametrize("via", ["server", "gateway"])
 
 
@@ -61,11 +74,12 @@ def test_a_load_is_complete_and_counted_right(
         return
     if api in {"completions", "chat"}:
         assert found.tokens == load.tokens
-    assert found.tokens == generated(place) - before
+    # aiperf counts those of a response itself, from the text.
+    assert found.tokens == pytest.approx(generated(place) - before, rel=0.1 if api == "responses" else 0)
     assert found.rate > 0
-    assert found.ttft is not None
-    assert found.itl is not None
-    assert 0 < found.itl < found.ttft
+    if (tool, api) != (INFERENCE_PERF, "messages"):  # its report has no times for this API
+        assert found.ttft
+        assert found.itl
 
 
 @VIA
@@ -90,22 +104,23 @@ def test_lm_eval_finds_what_the_server_says(
         assert 1 < found["rolling"]["byte_perplexity,none"] < 3
 
 
+@pytest.mark.timeout(1800)
 @VIA
 def test_schemathesis_finds_no_fault(via: str, places: dict[str, Place], tmp_path: Path) -> None:
-    """The gateway has no document: it answers as the servers do."""
+    """The gateway has no document of its own: it answers as the servers do."""
+    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)
     document = tmp_path / "openapi.json"
     document.write_bytes(httpx.get(f"{places['server'].url}/openapi.json", timeout=30).content)
-    place = places[via]
-    command = [Path(sys.executable).with_name("schemathesis"), "run", document, "--url", place.url]
-    command += ["--header", f"Authorization: Bearer {place.key}", "--max-examples", "5", "--workers", "1"]
-    called(command, {}, tmp_path)
+    command = [Path(sys.executable).with_name("schemathesis"), "run", document, "--url", places[via].url]
+    called([*command, "--header", f"Authorization: Bearer {places[via].key}"], dict(os.environ), tmp_path, 1700)
 
 
-def called(command: list[Path | str], environment: dict[str, str], folder: Path) -> str:
+def called(command: list[Path | str], environment: dict[str, str], folder: Path, seconds: float = 580) -> str:
     """Run a command that must succeed; its output."""
     done = subprocess.run(
-        command, env=environment or None, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, check=False, timeout=580,
+        command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, check=False, timeout=seconds,
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-8000:]
+    lines = [line[:1000] for line in done.stdout.splitlines()]  # a request may have megabytes
+    assert done.returncode == 0, "\n".join(lines[-200:])
     return done.stdout

@@ -14,10 +14,9 @@ from bench.tools.table import AIPERF, GUIDELLM, INFERENCE_PERF, VLLM, LoadTool
 
 @dataclass(frozen=True)
 class Tool:
-    """A tool, and what is tried of it. `lock` has its package."""
+    """A tool, and what is tried of it. `lock` has its package, which has the same name."""
 
     name: str
-    package: str
     lock: Path
     tried: tuple[str, ...]
 
@@ -29,9 +28,9 @@ class Tool:
     @property
     def version(self) -> str:
         """The pinned version. Raises `LookupError` if the lock has none."""
-        found = re.search(rf"^{re.escape(self.package)}(?:\[[^\]]*\])?==(\S+)", self.lock.read_text(), re.MULTILINE)
+        found = re.search(rf"^{re.escape(self.name)}(?:\[[^\]]*\])?==(\S+)", self.lock.read_text(), re.MULTILINE)
         if found is None:
-            raise LookupError(f"{self.package} is not in {self.lock.name}")
+            raise LookupError(f"{self.name} is not in {self.lock.name}")
         return found[1]
 
 
@@ -54,7 +53,7 @@ def _lock(environment: str) -> Path:
 
 
 TOOLS = (
-    Tool("lm-eval", "lm-eval", _lock("lm-eval"), EVALUATIONS),
-    *(Tool(tool.name, tool.package or tool.name, _lock(tool.name), apis) for tool, apis in LOADS.items()),
-    Tool("schemathesis", "schemathesis", ROOT / "requirements/dev.txt", ("`st run`: every operation, all checks",)),
+    Tool("lm-eval", _lock("lm-eval"), EVALUATIONS),
+    *(Tool(tool.name, _lock(tool.name), apis) for tool, apis in LOADS.items()),
+    Tool("schemathesis", ROOT / "requirements/dev.txt", ("`st run`: every operation, all checks",)),
 )

@@ -11,7 +11,7 @@ import msgspec
 from octavo_protocol.routes import Surface, UsageForm
 
 MAX_RETRY_AFTER = 120
-_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 # https://docs.anthropic.com/en/api/errors
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

@@ -267,4 +267,5 @@ def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
         405: f"{request.method} is not allowed here",
         413: f"the body is larger than {BODY_LIMIT} bytes",
     }
-    return ApiError(refused.status, messages.get(refused.status, refused.reason), code=None)
+    code = "unknown_url" if refused.status == 404 else None
+    return ApiError(refused.status, messages.get(refused.status, refused.reason), code=code)

@@ -113,10 +113,12 @@ def model_not_found(name: str, known: str) -> ApiError:
 
 def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiError:
     """400: prompt and answer exceed the model's context. Clients match on the code and on this wording."""
+    fix = f"Please reduce the length of the {param} or the completion."
+    if prompt >= limit:
+        fix = f"The prompt is too long. Please reduce the length of the {param}."
     return invalid(
         f"This model's maximum context length is {limit} tokens. However, you requested {prompt + answer} tokens "
-        f"({prompt} in the {param}, {answer} in the completion). Please reduce the length of the {param} or the "
-        "completion.",
+        f"({prompt} in the {param}, {answer} in the completion). {fix}",
         param,
         "context_length_exceeded",
     )

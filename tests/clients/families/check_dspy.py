@@ -161,7 +161,8 @@ def agent_calls_a_tool(place: Place) -> None:
         calls = found.history.messages[0]["tool_calls"]
         [call], [done] = calls.tool_calls, calls.tool_call_results.tool_call_results
         assert call.args["city"] in CITIES
-        assert str(done.value) in str(one.history[-1]["messages"])
+        sent = [message["content"] for message in one.history[-1]["messages"] if message["role"] == "tool"]
+        assert sent == [done.value]
         assert isinstance(found.degrees, int)
 
 
@@ -214,10 +215,10 @@ def errors(place: Place) -> None:
     for one in models(place, api_key=WRONG_KEY):
         raises(LMAuthError, lambda one=one: one(QUESTION))
     if place.limited_key:
-        limited = list(models(place, api_key=place.limited_key))
-        raises(LMRateLimitError, lambda: limited[0](QUESTION) + limited[0](QUESTION))
-        for one in limited:
-            assert raises(LMRateLimitError, lambda one=one: one(QUESTION)).retry_after >= 1
+        for one in models(place, api_key=place.limited_key):
+            refused = raises(LMRateLimitError, lambda one=one: [one(QUESTION) for _ in range(2)])
+            # LiteLLM drops the header where the API is Responses.
+            assert (one.engine, one.model_type) == ("litellm", "responses") or refused.retry_after >= 1
 
 
 def retries(place: Place) -> None:
@@ -239,14 +240,9 @@ def cancel(place: Place) -> None:
             async for _ in dspy.streamify(Ask(), is_async_program=True)(long):
                 begun.set()
 
-        async def whole() -> None:
-            begun.set()
-            await one.acall(long)
-
         with dspy.context(lm=one):
-            for program in (streamed, whole):
-                begun.clear()
-                task = asyncio.create_task(program())
+            for call in (streamed(), one.acall(long)):
+                task = asyncio.create_task(call)
                 await begun.wait()
                 await asyncio.to_thread(assert_running, place)
                 task.cancel()

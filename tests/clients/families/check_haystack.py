@@ -180,8 +180,8 @@ def errors(place: Place) -> None:
     for generator in generators(place, key=WRONG_KEY):
         raises(openai.AuthenticationError, lambda generator=generator: generator.run(ASKED))
     if place.limited_key:
-        limited = list(generators(place, key=place.limited_key))
-        raises(openai.RateLimitError, lambda: [generator.run(ASKED) for generator in limited])
+        for generator in generators(place, key=place.limited_key):
+            raises(openai.RateLimitError, lambda generator=generator: [generator.run(ASKED) for _ in range(2)])
 
 
 def retries(place: Place) -> None:
@@ -205,8 +205,7 @@ def cancel(place: Place) -> None:
             task = asyncio.create_task(
                 generator.run_async(COUNT, streaming_callback=callback, generation_kwargs=fields)
             )
-            if callback:
-                await begun.wait()
+            await begun.wait()
             await asyncio.to_thread(assert_running, place)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

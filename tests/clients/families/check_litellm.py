@@ -95,7 +95,7 @@ def stream(place: Place) -> None:
         chunks = list(litellm.completion(**given(place, provider, stream=True, stream_options={"include_usage": True})))
         texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
         assert "".join(texts) == whole.choices[0].message.content
-        assert len(texts) > 4
+        assert len(texts) > 2
         usage = [chunk.usage for chunk in chunks if getattr(chunk, "usage", None)]
         assert usage[-1].completion_tokens == whole.usage.completion_tokens
     parts = [chunk.choices[0].text or "" for chunk in litellm.text_completion(**text(place, stream=True))]

@@ -258,18 +258,21 @@ def retries(place: Place) -> None:
 
 @awaited
 async def cancel(place: Place) -> None:
-    """A stream that is closed, and a call that is cancelled."""
+    """A stream and a call that are cancelled."""
     one, long = service(place), settings(max_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
-    parts = one.get_streaming_chat_message_content(asked(COUNT), long)
-    await anext(parts)
-    await asyncio.to_thread(assert_running, place)
-    await parts.aclose()
-    await asyncio.to_thread(assert_idle, place)
-    task = asyncio.create_task(one.get_chat_message_content(asked(COUNT), long))
-    await asyncio.to_thread(assert_running, place)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(assert_idle, place)
+    begun = asyncio.Event()
+
+    async def streamed() -> None:
+        async for _ in one.get_streaming_chat_message_content(asked(COUNT), long):
+            begun.set()
+
+    for call in (streamed(), one.get_chat_message_content(asked(COUNT), long)):
+        task = asyncio.create_task(call)
+        await begun.wait()
+        await asyncio.to_thread(assert_running, place)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.to_thread(assert_idle, place)
 
 
 if __name__ == "__main__":

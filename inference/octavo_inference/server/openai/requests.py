@@ -30,7 +30,8 @@ from octavo_inference.server.structured_output import ResponseFormat
 from octavo_inference.tokenizer.bad_words import token_sequences
 
 MAX_PROMPTS = 128
-MAX_STOP = 4
+# OpenAI takes 4; editors that complete code send a dozen.
+MAX_STOP = 64
 MAX_ALLOWED = 1024
 
 Int31 = Annotated[int, Meta(ge=1, le=2**31 - 1)]

@@ -56,7 +56,7 @@ MEANINGS: Final[dict[str, str]] = {
     "max_output_tokens": f"{_COUNT}.",
     "min_tokens": "Number of tokens before which neither end-of-sequence nor a stop token is sampled. Defaults to 0.",
     "ignore_eos": "Does not end the answer at an end-of-sequence token. Defaults to false.",
-    "stop": "Texts that end the answer; at most 4. They are not part of it.",
+    "stop": "Texts that end the answer. They are not part of it.",
     "stop_sequences": "Texts that end the answer. They are not part of it.",
     "stop_token_ids": "Tokens that end the answer.",
     "include_stop_str_in_output": "Leaves the stop text, or the text of the stop token, in the answer.",

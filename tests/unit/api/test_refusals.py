@@ -50,7 +50,7 @@ CHAT = [
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
     ("repetition_penalty", 11),
-    ("stop", ["a"] * 5),
+    ("stop", ["a"] * 65),
     ("stop", "x" * 257),
     ("stop", ""),
     ("stop_token_ids", [1] * 129),

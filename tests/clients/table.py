@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.clients.clients import CLIENTS, Client
 from tests.clients.environments import ROOT
 from tests.clients.families.checks import FEATURES
+from tests.clients.tools import TOOLS
 
 PAGE = ROOT / "docs/evidence/clients.md"
 _HEAD = """\
@@ -25,6 +26,12 @@ _MEANING = """
 - **retries**: the servers answer 503 with `Retry-After`, and the client's answer comes once they are awake.
 - **cancel**: what a client gives up ends on the server at once.
 """
+_TOOLS = """
+## Load tools
+
+Tools that send loads or evaluate, by their own command lines, with the same two places. Their own reports have to say that
+all requests were complete, with as many tokens as the servers generated.
+"""
 _NAMES = {"asynchronous": "async", "structured_output": "structured output"}
 
 
@@ -35,7 +42,13 @@ def page() -> str:
     rows = [row(client, notes) for client in CLIENTS]
     table = [f"| {' | '.join(head)} |", f"|{'---|' * 2}{':-:|' * len(FEATURES)}", *rows]
     numbered = [f"{number}. {note}" for note, number in notes.items()]
-    return _HEAD + "\n".join([*table, "", *numbered]) + "\n" + _MEANING
+    return _HEAD + "\n".join([*table, "", *numbered]) + "\n" + _MEANING + _TOOLS + "\n".join(tool_rows()) + "\n"
+
+
+def tool_rows() -> list[str]:
+    """The table of load tools."""
+    rows = [f"| {tool.name} | {tool.version} | {', '.join(tool.tried)} |" for tool in TOOLS]
+    return ["", "| tool | version | tried with |", "|---|---|---|", *rows]
 
 
 def row(client: Client, notes: dict[str, int]) -> str:

@@ -10,6 +10,7 @@ from tests.clients.clients import CLIENTS, SCRIPTS, Client
 from tests.clients.environments import NoIndexError, command_of, families
 from tests.clients.families.checks import Place
 from tests.clients.scripts import copied_scripts, run_checks
+from tests.clients.tools import TOOLS
 
 CELLS = [
     pytest.param(client, feature, id=f"{client.name}-{feature}")
@@ -52,4 +53,5 @@ def test_every_script_is_run() -> None:
 
 
 def test_every_environment_is_used() -> None:
-    assert set(families()) == {client.environment for client in CLIENTS} | {"browser"}
+    of_tools = {tool.environment for tool in TOOLS} - {None}
+    assert set(families()) == {client.environment for client in CLIENTS} | of_tools | {"browser"}

@@ -100,7 +100,7 @@ async function stream(place) {
     const { chunks, texts, text } = await streamedChat(api, given(place));
     const whole = await api.chatCompletionNonStream(given(place), never());
     assert.equal(text, whole.choices[0].message.content);
-    assert(texts.length > 4);
+    assert(texts.length > 2);
     assert.equal(chunks.at(-1).usage.total_tokens, whole.usage.total_tokens);
   }
   const api = adapter(place, "vllm");
@@ -110,7 +110,7 @@ async function stream(place) {
   };
   const texts = await completed({ stop: undefined });
   const whole = texts.join("");
-  assert(texts.length > 4);
+  assert(texts.length > 2);
   assert.equal(whole, (await api.completionNonStream(hole(place, { stop: undefined }), never())).choices[0].text);
   const [ending] = whole.trim().split(/\s+/).slice(1);
   const stopped = (await completed({ stop: [...STOPS, ending] })).join("");

@@ -100,7 +100,7 @@ def stream(place: Place) -> None:
         fields = {"stream_options": {"include_usage": True}} if isinstance(generator, OpenAIChatGenerator) else {}
         reply = reply_of(generator, streaming_callback=chunks.append, generation_kwargs=fields)
         assert "".join(chunk.content for chunk in chunks) == reply.text == whole.text
-        assert len([chunk for chunk in chunks if chunk.content]) > 4
+        assert len([chunk for chunk in chunks if chunk.content]) > 2
         assert reply.meta["usage"]["total_tokens"] == whole.meta["usage"]["total_tokens"]
 
 

@@ -85,7 +85,9 @@ def stream(place: Place) -> None:
     texts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
     assert "".join(texts) == whole.choices[0].message.content
     assert len(texts) > 2
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage
+    assert whole.usage
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
     text: Any = {"model": place.model, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
     parts = [chunk.choices[0].text for chunk in one.completions.create(**text, stream=True)]
     assert "".join(parts) == one.completions.create(**text).choices[0].text

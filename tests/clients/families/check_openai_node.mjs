@@ -76,7 +76,7 @@ async function stream(place) {
   const chunks = await collect(await one.chat.completions.create(streamed));
   const texts = chunks.flatMap((chunk) => chunk.choices.map((choice) => choice.delta.content ?? ""));
   assert.equal(texts.join(""), content);
-  assert(texts.length > 4);
+  assert(texts.length > 2);
   assert.equal(chunks.at(-1).usage.total_tokens, whole.usage.total_tokens);
   assert.equal(await one.chat.completions.stream(given(place)).finalContent(), content);
   const parts = await collect(await one.completions.create({ ...prompted(place), stream: true }));

@@ -14,12 +14,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from toolbox.paths import cache_root
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "requirements/clients"
+# Families that need a newer Python than the tests; where none is installed, they are skipped.
+_PYTHONS = {"inference-perf": "3.12"}
 # What uv and npm write where no package index answers. Anything else, such as a wrong hash, is an error of the lock.
 _NO_INDEX = re.compile(
     r"failed to fetch|network (?:was|is) disabled|ENOTCACHED|ENOTFOUND|ECONNREFUSED|EAI_AGAIN|ETIMEDOUT", re.IGNORECASE
@@ -56,7 +59,10 @@ def python_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
     Raises `NoIndexError`, and `CalledProcessError` for a lock that cannot be installed.
     """
     lock = LOCKS / f"{family}.txt"
-    return _folder(family, sys.version.encode() + lock.read_bytes(), _with_uv, lock, environment) / "bin/python"
+    key = sys.version.encode() + lock.read_bytes()
+    return (
+        _folder(family, key, partial(_with_uv, _PYTHONS.get(family, sys.executable)), lock, environment) / "bin/python"
+    )
 
 
 def modules_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
@@ -81,14 +87,17 @@ def _folder(family: str, key: bytes, make: Make, lock: Path, environment: Mappin
     return folder
 
 
-def _with_uv(folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
+def _with_uv(python: str, folder: Path, lock: Path, environment: Mapping[str, str]) -> None:
     variables = dict(environment)
     if own := environment.get("PIP_INDEX_URL"):  # uv does not read pip's variables
         variables.setdefault("UV_DEFAULT_INDEX", own)
     uv = str(Path(sys.executable).with_name("uv"))
     # `--python` names the environment: found by uv itself, it could be the one that runs the tests.
     into = ["--python", str(folder / "bin/python")]
-    _run(lock, [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)], variables)
+    make = [uv, "venv", "--quiet", "--clear", "--no-python-downloads", "--python", python, str(folder)]
+    run = subprocess.run(make, env=variables, capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise NoIndexError(f"{lock.name} needs Python {python}: {_first_line(run.stderr)}")
     _run(lock, [uv, "pip", "install", "--quiet", *into, "--no-deps", "--require-hashes", "-r", str(lock)], variables)
 
 

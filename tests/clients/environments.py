@@ -59,10 +59,8 @@ def python_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:
     Raises `NoIndexError`, and `CalledProcessError` for a lock that cannot be installed.
     """
     lock = LOCKS / f"{family}.txt"
-    key = sys.version.encode() + lock.read_bytes()
-    return (
-        _folder(family, key, partial(_with_uv, _PYTHONS.get(family, sys.executable)), lock, environment) / "bin/python"
-    )
+    key, make = sys.version.encode() + lock.read_bytes(), partial(_with_uv, _PYTHONS.get(family, sys.executable))
+    return _folder(family, key, make, lock, environment) / "bin/python"
 
 
 def modules_of(family: str, environment: Mapping[str, str] = os.environ) -> Path:

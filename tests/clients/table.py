@@ -29,8 +29,8 @@ _MEANING = """
 _TOOLS = """
 ## Load tools
 
-Tools that send loads or evaluate, by their own command lines, with the same two places. Their own reports have to say that
-all requests were complete, with as many tokens as the servers generated.
+Tools that send loads or evaluate, by their own command lines, with the same two places. Their own reports have to say
+that all requests were complete, with as many tokens as the servers generated.
 """
 _NAMES = {"asynchronous": "async", "structured_output": "structured output"}
 

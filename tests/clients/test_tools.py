@@ -35,7 +35,7 @@ enabled = false
 expected-statuses = ["400", "401", "404", "405", "408", "413", "415"]
 """
 # It is alive or ready by itself, and lists the models of several deployments by their names alone.
-OF_THE_GATEWAY = ("z$", "^/health$", "^/v1/models")
+OF_THE_GATEWAY = "z$|^/health$|^/v1/models"
 VIA = pytest.mark.parametrize("via", ["server", "gateway"])
 
 
@@ -131,8 +131,8 @@ def test_schemathesis_finds_no_fault(via: str, short_answers: dict[str, str], tm
     document.write_bytes(httpx.get(f"{short_answers['server']}/openapi.json", timeout=30).content)
     command = [Path(sys.executable).with_name("schemathesis"), "run", document, "--url", short_answers[via]]
     command += ["--header", f"Authorization: Bearer {KEY}"]
-    own = [part for pattern in OF_THE_GATEWAY for part in ("--exclude-path-regex", pattern)]
-    called([*command, *(own if via == "gateway" else [])], dict(os.environ), tmp_path)
+    own = ["--exclude-path-regex", OF_THE_GATEWAY] if via == "gateway" else []
+    called([*command, *own], dict(os.environ), tmp_path)
 
 
 def called(command: list[Path | str], environment: dict[str, str], folder: Path, seconds: float = 580) -> str:

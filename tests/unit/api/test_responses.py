@@ -64,6 +64,13 @@ async def test_sampling_reaches_the_engine(serve):
     assert second.max_tokens == 512 - len(server.engine.seen[1].tokens)
 
 
+async def test_fields_that_load_tools_send(serve):
+    async with serve() as server:
+        await server.respond(ignore_eos=True, stop=None)
+        await server.respond()
+    assert [request.sampling.ignore_eos for request in server.engine.seen] == [True, False]
+
+
 @pytest.mark.parametrize("fields", [{}, LOGPROBS, {"max_output_tokens": 4}, {"background": True}])
 async def test_the_stream_is_the_whole_response_in_pieces(serve, fields):
     async with serve() as server:

@@ -88,6 +88,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
         top_p=1.0 if body.top_p is None else body.top_p,
         max_tokens=loaded.answer_length(len(tokens), body.max_output_tokens, None, "input"),
         logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
+        ignore_eos=bool(body.ignore_eos),
     )
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
     prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], planned.guidance)

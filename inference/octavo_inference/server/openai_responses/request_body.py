@@ -116,6 +116,10 @@ class CreateResponseBody(InputFields):
     max_tool_calls: Int31 | None = None
     context_management: EmptyList | None = None
 
+    # Fields of vLLM, which load tools send.
+    ignore_eos: bool | None = None
+    stop: None = None
+
     prompt: None = None
     prompt_cache_options: None = None
     moderation: None = None

@@ -14,7 +14,7 @@ import msgspec
 from octavo_protocol.load import LoadReport
 
 PATH_STATE: Final = "/page/state"
-"""Where the page reads a `PageState`, with the client's key."""
+"""Where the page reads the `PageState` of a model, `?model=NAME`, with the client's key."""
 
 HEADERS: Final = {
     # Nothing from other hosts, and no script or style within the page.
@@ -48,45 +48,35 @@ FILES: Final = (
 )
 
 
-class ReplicaState(msgspec.Struct, frozen=True):
-    """The load of one replica. Shares are from 0 to 1; tokens are counted since its start."""
+class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica. `kv_pool`: the share that live sequences hold, 0 to 1. Without a recent report the load is None."""
 
     ready: bool
-    kv_pool: float
-    running: int
-    waiting: int
-    generated_tokens: int
-    prompt_tokens: int
-    prefix_hit_tokens: int
-
-
-class ModelState(msgspec.Struct, frozen=True):
-    """One model. `names`: those that clients use. `held`: requests that wait in the gateway for a replica."""
-
-    names: list[str]
-    ready: bool
-    replicas: list[ReplicaState]
-    generates: bool = True
-    held: int = 0
-
-
-class PageState(msgspec.Struct, frozen=True):
-    """What the page shows. `settings`: of a server."""
-
-    version: str
-    models: list[ModelState]
-    settings: dict[str, str] = {}
-    gateway: bool = False
+    kv_pool: float | None = None
+    running: int | None = None
+    waiting: int | None = None
 
 
 def replica_state(report: LoadReport, *, ready: bool) -> ReplicaState:
     """The state of a replica with this report."""
-    return ReplicaState(
-        ready,
-        report.kv_occupancy,
-        report.running,
-        report.waiting,
-        report.generation_tokens,
-        report.prompt_tokens,
-        report.prefix_hit_tokens,
-    )
+    share = round(report.kv_occupancy, 2)
+    return ReplicaState(ready=ready, kv_pool=share, running=report.running, waiting=report.waiting)
+
+
+class PageState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the page shows of one model.
+
+    `tokens_per_second` and `prefix_hits` (share of prompt tokens, 0 to 1) are rounded means of the last seconds, of all
+    clients together; None before they are known. `held`: requests that wait in this gateway process for a replica.
+    `settings`: of a server.
+    """
+
+    version: str
+    ready: bool
+    replicas: list[ReplicaState]
+    tokens_per_second: int | None = None
+    prefix_hits: float | None = None
+    generates: bool = True
+    gateway: bool = False
+    held: int = 0
+    settings: dict[str, str] = {}

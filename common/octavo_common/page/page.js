@@ -1,4 +1,4 @@
-// The page at /: what the server reports, once a second, and a chat. No library, nothing from other hosts.
+// The page at /: the state of a model, once a second, and a chat with it. No library, nothing from other hosts.
 
 const TOOL = {
   type: "function",
@@ -23,59 +23,79 @@ const EXAMPLES = {
   tool: { label: "Tool, as in the field tools", value: TOOL },
   schema: { label: "JSON schema of the answer", value: SCHEMA },
 };
-const PERIOD = 1000; // milliseconds between two looks at the load
+const PERIOD = 1000; // milliseconds between two states
+const LIST_PERIOD = 30; // states between two lists of models
 
 const at = (id) => document.getElementById(id);
 let key = "";
-let model = ""; // the name that requests give
-let conversation = [];
+let conversation = []; // messages; a new conversation is a new list
 let running = null; // AbortController of the answer that is coming
-let seen = null; // model, time and counters of the last report
+let states = 0; // since the last list of models
 
 function headers() {
   return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
 }
 
-// Load and settings
+// Models, load and settings
 
-async function refresh() {
-  const response = await fetch("page/state", { headers: headers() });
+async function read(path) {
+  const used = key;
+  const response = await fetch(path, { headers: headers() });
+  if (used !== key) throw new Error("another key is in use");
   at("access").hidden = response.status !== 401;
   if (response.status === 401) {
-    at("model").textContent = key ? "this key is not known" : "an API key is needed";
-    return;
+    set(at("model"), key ? "this key is not accepted" : "an API key is needed");
+    at("main").hidden = true;
+    return null;
   }
-  if (!response.ok) throw new Error(`the server answers ${response.status}`);
-  show(await response.json());
+  if (!response.ok) throw new Error((await response.json()).error?.message ?? `status ${response.status}`);
+  return response.json();
 }
 
-function show(state) {
-  at("choice").hidden = state.models.length < 2;
-  choices(state.models.map((each) => each.names[0]));
-  const chosen = state.models.find((each) => each.names[0] === at("models").value);
-  at("about").hidden = state.gateway;
-  pairs(at("settings"), state.settings ?? {});
-  at("chat").hidden = !chosen || !(chosen.generates ?? true);
-  if (!chosen) {
-    at("model").textContent = `no model · ${state.version}`;
+async function refresh() {
+  if (states++ % LIST_PERIOD === 0 || !at("models").value) {
+    const list = await read("v1/models");
+    if (!list) {
+      states = 0;
+      return;
+    }
+    choices([...new Set(list.data.map((model) => model.id))]);
+  }
+  const model = at("models").value;
+  if (!model) {
+    set(at("model"), "there is no model");
+    at("main").hidden = true;
     return;
   }
-  model = chosen.names[0];
-  at("model").textContent = `${chosen.names.join(", ")} · ${chosen.ready ? "ready" : "not ready"} · ${state.version}`;
-  gauges(chosen, state.gateway);
-  table(state.gateway ? chosen.replicas : []);
+  const state = await read(`page/state?model=${encodeURIComponent(model)}`);
+  if (state && model === at("models").value) show(model, state);
 }
 
 function choices(names) {
   const list = at("models");
+  at("choice").hidden = names.length < 2;
   const shown = [...list.options].map((option) => option.value);
   if (names.join("\n") === shown.join("\n")) return; // a list that is open stays as it is
   const before = list.value;
   list.replaceChildren(...names.map((name) => new Option(name)));
   if (names.includes(before)) list.value = before;
+  else startOver();
+}
+
+function show(model, state) {
+  at("main").hidden = false;
+  set(at("model"), `${model} · ${state.ready ? "ready" : "not ready"} · ${state.version}`);
+  at("about").hidden = state.gateway;
+  pairs(at("settings"), state.settings);
+  at("chat").hidden = !state.generates;
+  gauges(state);
+  table(state.gateway ? state.replicas : []);
 }
 
 function pairs(list, values) {
+  const texts = Object.entries(values).flat();
+  if (texts.join("\n") === list.dataset.shown) return;
+  list.dataset.shown = texts.join("\n");
   const rows = Object.entries(values).map(([name, value]) => {
     const row = document.createElement("div");
     row.append(element("dt", name.replaceAll("_", " ")), element("dd", value));
@@ -84,41 +104,43 @@ function pairs(list, values) {
   list.replaceChildren(...rows);
 }
 
-function gauges(chosen, gateway) {
-  const replicas = chosen.replicas;
-  const sum = (field) => replicas.reduce((total, replica) => total + replica[field], 0);
-  at("held-card").hidden = !gateway;
-  at("held").textContent = chosen.held ?? 0;
-  at("kv_pool").textContent = replicas.length ? percent(sum("kv_pool") / replicas.length) : "–";
-  at("running").textContent = sum("running");
-  at("waiting").textContent = sum("waiting");
-  const counters = { generated: sum("generated_tokens"), prompt: sum("prompt_tokens"), hit: sum("prefix_hit_tokens") };
-  const now = performance.now();
-  const before = seen?.model === model ? seen : { now, ...counters };
-  // A replica that is new or gone changes the sums by what it counted before.
-  const since = (name) => Math.max(0, counters[name] - before[name]);
-  at("rate").textContent = now > before.now ? Math.round((1000 * since("generated")) / (now - before.now)) : 0;
-  // Of the prompts of the last second; between them the share stays.
-  if (since("prompt") > 0) at("hits").textContent = percent(Math.min(1, since("hit") / since("prompt")));
-  seen = { model, now, ...counters };
+function gauges(state) {
+  const known = state.replicas.filter((replica) => replica.kv_pool !== null);
+  const sum = (field) => known.reduce((total, replica) => total + replica[field], 0);
+  at("held-card").hidden = !state.gateway;
+  set(at("held"), state.held);
+  set(at("kv_pool"), known.length ? percent(sum("kv_pool") / known.length) : "–");
+  set(at("running"), known.length ? sum("running") : "–");
+  set(at("waiting"), known.length ? sum("waiting") : "–");
+  set(at("rate"), state.tokens_per_second ?? "–");
+  if (state.prefix_hits !== null) set(at("hits"), percent(state.prefix_hits)); // else the last one stays
 }
 
 function table(replicas) {
   at("replicas").hidden = replicas.length === 0;
-  const rows = replicas.map((replica, index) => {
-    const row = document.createElement("tr");
-    const state = replica.ready ? "ready" : "not ready";
-    const cells = [state, percent(replica.kv_pool), replica.running, replica.waiting];
-    const first = element("th", index + 1);
-    first.scope = "row";
-    row.append(first, ...cells.map((cell) => element("td", cell)));
-    return row;
+  const texts = replicas.map((replica, index) => {
+    const load = replica.kv_pool === null ? ["–", "–", "–"] : [percent(replica.kv_pool), replica.running, replica.waiting];
+    return [index + 1, replica.ready ? "ready" : "not ready", ...load];
   });
-  at("rows").replaceChildren(...rows);
+  const body = at("rows");
+  while (body.rows.length > texts.length) body.deleteRow(-1);
+  texts.forEach((cells, index) => {
+    const row = body.rows[index] ?? body.insertRow();
+    cells.forEach((text, place) => {
+      if (row.cells.length <= place) row.append(document.createElement(place ? "td" : "th"));
+      if (!place) row.cells[0].scope = "row";
+      set(row.cells[place], text);
+    });
+  });
 }
 
 function percent(share) {
   return `${Math.round(100 * share)} %`;
+}
+
+// What did not change is left alone: a screen reader would read it again, and a selection would be lost.
+function set(where, text) {
+  if (where.textContent !== String(text)) where.textContent = text;
 }
 
 async function watch() {
@@ -126,8 +148,8 @@ async function watch() {
     try {
       if (!document.hidden) await refresh();
     } catch (error) {
-      at("model").textContent = `no connection: ${error.message}`;
-      seen = null;
+      set(at("model"), error.message);
+      states = 0;
     }
     await new Promise((resolve) => setTimeout(resolve, PERIOD));
   }
@@ -151,18 +173,18 @@ function paragraph(who, text, kind = "") {
   return body;
 }
 
-function request() {
+function request(messages) {
   const extra = at("extra").value;
   const body = {
-    model,
-    messages: conversation,
+    model: at("models").value,
+    messages,
     stream: true,
     stream_options: { include_usage: true },
     max_completion_tokens: Number(at("tokens").value),
   };
   if (extra === "text") return body;
   const given = parsed(at("json").value);
-  if (extra === "tool") return { ...body, tools: [given], tool_choice: "required" };
+  if (extra === "tool") return { ...body, tools: [given], tool_choice: "required", parallel_tool_calls: false };
   const schema = { name: "answer", schema: given, strict: true };
   return { ...body, response_format: { type: "json_schema", json_schema: schema } };
 }
@@ -189,18 +211,20 @@ async function* events(response) {
   }
 }
 
-async function answer() {
+// `messages` are those of the conversation in which the question was asked; it may have been left since.
+async function answer(messages, question) {
   const begin = performance.now();
-  let first = null;
-  let usage = null;
-  const reply = { role: "assistant", content: "" };
   const body = paragraph("Model", "");
   body.parentElement.setAttribute("aria-busy", "true");
+  let first = null;
+  let usage = null;
+  let said = ""; // for the next turn: without the thinking
+  let failure = null;
   try {
     const response = await fetch("v1/chat/completions", {
       method: "POST",
       headers: headers(),
-      body: JSON.stringify(request()),
+      body: JSON.stringify(request(messages)),
       signal: running.signal,
     });
     if (!response.ok) throw new Error((await response.json()).error?.message ?? `status ${response.status}`);
@@ -209,22 +233,27 @@ async function answer() {
       usage = event.usage ?? usage;
       const delta = event.choices?.[0]?.delta ?? {};
       const call = delta.tool_calls?.[0]?.function ?? {};
-      const text = (delta.reasoning_content ?? "") + (delta.content ?? "");
-      const shown = text + (call.name ? `${call.name} ` : "") + (call.arguments ?? "");
+      // A call of the example tool has no result: the conversation goes on as if it had been said.
+      const text = (delta.content ?? "") + (call.name ? `${call.name} ` : "") + (call.arguments ?? "");
+      const shown = (delta.reasoning_content ?? "") + text;
       if (shown) first ??= performance.now();
-      reply.content += delta.content ?? "";
+      said += text;
       body.textContent += shown;
       at("messages").scrollTop = at("messages").scrollHeight;
     }
-    // A call of the example tool has no result: the conversation goes on as if it had been said.
-    conversation.push({ ...reply, content: reply.content || body.textContent });
   } catch (error) {
-    if (error.name === "AbortError") body.textContent += " (stopped)";
-    else paragraph("Error", error.message, "error");
-    if (reply.content) conversation.push(reply);
-    else conversation.pop(); // the question can be asked again
+    failure = error;
   }
   body.parentElement.removeAttribute("aria-busy");
+  if (messages !== conversation) return;
+  if (said) messages.push({ role: "assistant", content: said });
+  else messages.pop();
+  if (failure?.name === "AbortError") body.textContent += " (stopped)";
+  else if (failure) {
+    if (!said) body.parentElement.remove();
+    paragraph("Error", failure.message, "error");
+    if (!said) at("text").value ||= question; // to ask again
+  }
   figures(begin, first, performance.now(), usage);
 }
 
@@ -242,15 +271,15 @@ function figures(begin, first, end, usage) {
 
 async function send(event) {
   event.preventDefault();
-  const text = at("text").value.trim();
-  if (!text || running) return;
+  const question = at("text").value.trim();
+  if (!question || running) return;
   running = new AbortController();
   at("send").disabled = true;
   at("stop").disabled = false;
   at("text").value = "";
-  conversation.push({ role: "user", content: text });
-  paragraph("You", text);
-  await answer();
+  conversation.push({ role: "user", content: question });
+  paragraph("You", question);
+  await answer(conversation, question);
   running = null;
   at("send").disabled = false;
   at("stop").disabled = true;
@@ -261,7 +290,7 @@ function stop() {
   running?.abort();
 }
 
-function startAnew() {
+function startOver() {
   stop();
   conversation = [];
   at("messages").replaceChildren();
@@ -279,11 +308,8 @@ function choose() {
 at("ask").addEventListener("submit", send);
 at("stop").addEventListener("click", stop);
 at("extra").addEventListener("change", choose);
-at("clear").addEventListener("click", startAnew);
-at("models").addEventListener("change", () => {
-  startAnew();
-  refresh().catch(() => {});
-});
+at("clear").addEventListener("click", startOver);
+at("models").addEventListener("change", startOver);
 at("text").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
@@ -295,6 +321,7 @@ document.addEventListener("keydown", (event) => {
 at("access").addEventListener("submit", (event) => {
   event.preventDefault();
   key = at("key").value.trim();
-  refresh().catch(() => {});
+  at("key").value = "";
+  states = 0;
 });
 watch();

@@ -1,48 +1,75 @@
-"""The page at `/`: the models that a key may use, their replicas and load, and a chat."""
+"""The page at `/`: a model that a key may use, its replicas and load, and a chat."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 from aiohttp import web
 
-from octavo_common.page import FILES, HEADERS, PATH_STATE, ModelState, PageFile, PageState, replica_state
-from octavo_gateway.access.api_keys import ApiKey
-from octavo_gateway.http.request_keys import ENTRY
+from octavo_common.page import FILES, HEADERS, PATH_STATE, PageFile, PageState, ReplicaState, replica_state
+from octavo_common.page.rates import RecentRates, rates, rounded
+from octavo_gateway.discovery.endpoints import Key
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.replica import REPORT_SECONDS, Replica
 
-OPEN_PAGE_PATHS = frozenset(file.path for file in FILES)
-"""Its paths that need no key."""
+PAGE_PATHS = frozenset(file.path for file in FILES)
+"""The paths of its files, which need no key."""
 
 
-def add_page(app: web.Application, registry: ModelRegistry, version: str) -> None:
-    """Add the page's routes."""
+class Page:
+    """The page's routes. `find`: the pool of the model that a request names, if its key may use it."""
 
-    async def state(request: web.Request) -> web.Response:
-        found = page_state(registry, request[ENTRY], version)
+    def __init__(self, find: Callable[[web.Request, str], ModelPool], version: str) -> None:
+        self._find = find
+        self._version = version
+        # Of each model that was shown, by the addresses of its replicas.
+        self._recent: dict[Key, dict[str, RecentRates]] = {}
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        for file in FILES:
+            _add_file(app, file)
+        app.router.add_get(PATH_STATE, self._state)
+
+    async def _state(self, request: web.Request) -> web.Response:
+        found = self.state_of(self._find(request, request.query.get("model", "")))
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
-    for file in FILES:
-        _add_file(app, file)
-    app.router.add_get(PATH_STATE, state)
+    def state_of(self, pool: ModelPool) -> PageState:
+        """What the owner of a key sees of a model: replicas have no names or addresses, and tokens are not counted."""
+        now = pool.clock()
+        replicas = list(pool.replicas.values())
+        tokens, hits = rounded(rates(self._rates_of(pool)))
+        return PageState(
+            version=self._version,
+            ready=any(_ready(replica, now) for replica in replicas),
+            replicas=[_replica_state(replica, now) for replica in replicas],
+            tokens_per_second=tokens,
+            prefix_hits=hits,
+            gateway=True,
+            held=len(pool.queue),
+        )
+
+    def _rates_of(self, pool: ModelPool) -> list[RecentRates]:
+        before = self._recent.get(pool.deployment.key, {})
+        recent = {url: before.get(url) or RecentRates() for url in pool.replicas}
+        self._recent[pool.deployment.key] = recent
+        for url, replica in pool.replicas.items():
+            if replica.report is not None:
+                recent[url].add(replica.report, replica.reported_at)
+        return list(recent.values())
 
 
-def page_state(registry: ModelRegistry, entry: ApiKey, version: str) -> PageState:
-    """What the owner of a key sees: replicas have no names or addresses."""
-    pools = [pool for pool in registry.pools() if entry.may_use(pool.deployment.names)]
-    return PageState(version, [model_state(pool) for pool in pools], gateway=True)
+def _replica_state(replica: Replica, now: float) -> ReplicaState:
+    report = replica.report
+    if report is None or now - replica.reported_at > REPORT_SECONDS:
+        return ReplicaState(ready=_ready(replica, now))
+    return replica_state(report, ready=_ready(replica, now))
 
 
-def model_state(pool: ModelPool) -> ModelState:
-    """The replicas that have reported, and whether one of them accepts requests."""
-    now = pool.clock()
-    replicas = [
-        replica_state(replica.report, ready=replica.accepts(now))
-        for replica in pool.replicas.values()
-        if replica.report is not None
-    ]
-    ready = any(replica.ready for replica in replicas)
-    return ModelState(list(pool.deployment.models), ready, replicas, held=len(pool.queue))
+def _ready(replica: Replica, now: float) -> bool:
+    return replica.accepts(now) and (replica.report is None or replica.report.ready)
 
 
 def _add_file(app: web.Application, file: PageFile) -> None:

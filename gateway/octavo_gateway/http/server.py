@@ -22,7 +22,7 @@ from octavo_gateway.http import headers
 from octavo_gateway.http.client_response import error_response, form_of
 from octavo_gateway.http.connection import HttpConnection
 from octavo_gateway.http.forwarding import Forwarding
-from octavo_gateway.http.page import OPEN_PAGE_PATHS, add_page
+from octavo_gateway.http.page import PAGE_PATHS, Page
 from octavo_gateway.http.request_body import later
 from octavo_gateway.http.request_keys import ENTRY, ID, MODEL, ROUTE
 from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
@@ -89,7 +89,7 @@ class Api:
             path = route.path.replace(":path}", ":.+}")
             app.router.add_route(route.method, path, handler, expect_handler=later)
         if self.page:
-            add_page(app, self.registry, self.version)
+            Page(lambda request, model: self.forwarding.find(model, request[ENTRY]), self.version).add_to(app)
         return app
 
     def _forwarded(self, route: Route) -> _Handler:
@@ -157,7 +157,7 @@ class Api:
     def _admit(self, request: web.Request) -> None:
         if not request.raw_path.startswith("/"):
             raise ApiError(400, "the request line must carry a path, not an absolute address", close=True)
-        if request.path not in OPEN_PATHS | OPEN_PAGE_PATHS:
+        if request.path not in OPEN_PATHS and not (self.page and request.path in PAGE_PATHS):
             request[ENTRY] = self.access.identify(request.headers)
 
     async def _models(self, request: web.Request) -> web.Response:

@@ -18,34 +18,30 @@ async def test_the_files_are_served_without_a_key_and_the_state_is_not(serve, tm
             assert answer.headers["content-type"] == f"{file.media_type}; charset=utf-8"
             assert "default-src 'none'" in answer.headers["content-security-policy"]
         assert (await server.api.get("/page/state")).status_code == 401
-        state = await server.api.get("/page/state", headers={"Authorization": "Bearer secret"})
+        state = await server.api.get("/page/state?model=m", headers={"Authorization": "Bearer secret"})
         assert state.status_code == 200
 
 
-async def test_the_numbers_are_those_of_the_engine(serve):
+async def test_the_numbers_are_those_of_the_report(serve):
     async with serve() as server:
-        before = (await server.api.get("/page/state")).json()
-        answer = await server.api.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 3})
-        after = (await server.api.get("/page/state")).json()
-    [model] = before["models"]
-    assert (model["names"], model["ready"], model["generates"]) == (["m", "alias"], True, True)
-    assert (before["version"], before["gateway"]) == ("1.2.3", False)
-    assert before["settings"]["max_model_len"] == "512"
-    assert answer.status_code == 200
-    [replica] = after["models"][0]["replicas"]
-    assert replica["ready"]
-    assert 0 <= replica["kv_pool"] <= 1
+        await server.api.post("/v1/completions", json={"model": "m", "prompt": "a b", "max_tokens": 3})
+        report = server.service.report()
+        state = (await server.api.get("/page/state")).json()
+    assert (state["ready"], state["generates"], state["gateway"], state["version"]) == (True, True, False, "1.2.3")
+    assert state["settings"]["max_model_len"] == "512"
+    load = {"kv_pool": round(report.kv_occupancy, 2), "running": report.running, "waiting": report.waiting}
+    assert state["replicas"] == [{"ready": True, **load}]
 
 
 async def test_while_the_model_loads_there_is_no_load(serve):
     async with serve(ready=False) as server:
         state = (await server.api.get("/page/state")).json()
-    assert (state["models"][0]["ready"], state["models"][0]["replicas"], state["settings"]) == (False, [], {})
+    assert (state["ready"], state["replicas"], state["settings"]) == (False, [], {})
 
 
 async def test_an_embedding_model_has_no_chat(serve):
     async with serve(task="embed") as server:
-        assert (await server.api.get("/page/state")).json()["models"][0]["generates"] is False
+        assert (await server.api.get("/page/state")).json()["generates"] is False
 
 
 async def test_without_the_page_its_paths_are_unknown(serve):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from octavo_gateway.access.key_file import KeyFile
-from octavo_gateway.http.page import OPEN_PAGE_PATHS
+from octavo_gateway.http.page import PAGE_PATHS
 from octavo_protocol.routes import OPEN_PATHS
 
 CHAT = "/v1/chat/completions"
@@ -213,7 +213,7 @@ async def test_every_route_but_health_and_the_files_of_the_page_asks_for_the_key
     routes = [(r.method, r.resource.canonical.replace("{id}", "m")) for r in world.api.app().router.routes()]
     for method, path in [*routes, ("GET", "/nope"), ("GET", "//livez"), ("GET", "/livez/")]:
         async with world.client.request(method, world.url + path) as response:
-            assert (response.status == 401) == (path not in OPEN_PATHS | OPEN_PAGE_PATHS), path
+            assert (response.status == 401) == (path not in OPEN_PATHS | PAGE_PATHS), path
 
 
 def test_keys_are_read_again_and_never_kept_in_clear(key_file):

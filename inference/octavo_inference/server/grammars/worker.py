@@ -6,7 +6,6 @@ trial by SIGPROF, and memory beyond `MEMORY` makes an allocation fail, which end
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -19,6 +18,7 @@ from typing import NoReturn
 import msgspec
 from tokenizers import Tokenizer
 
+from octavo_inference.common.allocator import trim
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.parent_watchdog import live_with
 from octavo_inference.grammar.matcher import Vocabulary
@@ -45,18 +45,11 @@ def main() -> NoReturn:
     begin = msgspec.msgpack.decode(next(frames), type=ModelTokens)
     attempt = _attempts(begin)
     _bound_memory()
-    trim = _malloc_trim()
     for frame in frames:
         connection.sendall(encode_frame(_tried(attempt, msgspec.msgpack.decode(frame, type=Try))))
         # What a grammar has used goes back to the system: the memory plan counts on it.
-        trim(0)
+        trim()
     os._exit(0)
-
-
-def _malloc_trim() -> Callable[[int], object]:
-    """The function of glibc that gives free memory back to the system; one that does nothing elsewhere."""
-    trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda _: None)
-    return trim
 
 
 def _attempts(begin: ModelTokens) -> Callable[[str], str | None]:

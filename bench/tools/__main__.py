@@ -31,7 +31,7 @@ from bench.tools.report import ENGINE, OWN, table
 from bench.tools.table import TOOLS, LoadTool, run
 from octavo_inference.tokenizer.assets import load_assets
 
-LOADS = (ToolLoad(16, 1, 256, 128), ToolLoad(32, 4, 256, 128), ToolLoad(64, 16, 128, 128))
+LOADS = (ToolLoad(8, 1, 256, 128), ToolLoad(32, 4, 256, 128), ToolLoad(64, 16, 128, 128))
 QUICK = (ToolLoad(2, 1, 32, 16), ToolLoad(4, 2, 32, 16))
 # Each prompt is computed anew, in every round; the engine has one core, HTTP and the clients have the others.
 FLAGS = ("--model", "smollm2", "--kv-memory", "512Mi", "--max-model-len", "2048")

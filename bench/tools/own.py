@@ -35,9 +35,8 @@ async def over_http(target: Target, load: ToolLoad) -> Figures:
             if answer.completion_tokens != load.output_tokens:
                 raise RuntimeError(f"{answer.completion_tokens} tokens came, {load.output_tokens} were asked for")
 
-    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as places:
-        for _ in range(load.concurrency):
-            places.create_task(place())
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*(place() for _ in range(load.concurrency)))
     return _figures(answers, load)
 
 

@@ -71,6 +71,8 @@ def ratios(rows: Sequence[Row], way: str, name: str) -> list[float]:
 
 
 def _verdict(rows: Sequence[Row], way: str) -> str:
-    names = ["rate", "ttft", "itl"]
-    off = [name for name in names if (found := ratios(rows, way, name)) and abs(median(found) - 1) > AGREED]
+    found = {name: ratios(rows, way, name) for name in ("rate", "ttft", "itl")}
+    if not all(found.values()):
+        return "–"
+    off = [name for name, each in found.items() if abs(median(each) - 1) > AGREED]
     return f"✗ {', '.join(off)}" if off else "✓"

@@ -78,7 +78,7 @@ CLIENTS = (
     _node("ai-sdk", "ai", "@ai-sdk/openai-compatible"),
     _node("continue", "@continuedev/openai-adapters", environment="continue"),
     _python("aider", "aider-chat"),
-    Client("open-webui", "openai", "check_open_webui.py", (), by_hand="0.6, its calls"),
+    Client("open-webui", "openai", "check_open_webui.py", (), by_hand="0.6, its calls written down"),
 )
 
 

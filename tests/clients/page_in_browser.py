@@ -161,9 +161,12 @@ def one_of_several_models_is_chosen(page: Page) -> None:
     """The load and the chat are those of the chosen one; the choice outlasts a refresh."""
 
     def with_another(route: Route) -> None:
-        models = route.fetch().json()
+        response = route.fetch()
+        if response.status != 200:  # without a key
+            return route.fulfill(response=response)
+        models = response.json()
         models["data"].append(models["data"][0] | {"id": "another"})
-        route.fulfill(json=models)
+        return route.fulfill(json=models)
 
     def of_another(route: Route) -> None:
         replicas = [{"ready": False, "kv_pool": 0.42, "running": 7, "waiting": 1}] * 2 + [

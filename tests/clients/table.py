@@ -11,7 +11,7 @@ PAGE = ROOT / "docs/evidence/clients.md"
 _HEAD = """\
 # Clients
 
-Client libraries, unchanged. Each cell is a test with a server and one with a gateway in front of two replicas.
+Client libraries, unchanged. Each ✓ is a test with a server and one with a gateway in front of two replicas.
 `make test-clients` runs them, in an environment for each client. `make generate` writes this page.
 
 """
@@ -24,13 +24,14 @@ _MEANING = """
 - **embeddings**: a vector for each text.
 - **errors**: a prompt that is too long, an unknown model, a wrong key and a limit become errors of the client.
 - **retries**: the servers answer 503 with `Retry-After`, and the client's answer comes once they are awake.
-- **cancel**: what a client gives up ends on the server at once.
+- **cancel**: what a client gives up ends on the servers within seconds.
 """
 _TOOLS = """
 ## Load tools
 
 Tools that send loads or evaluate, by their own command lines, with the same two places. Their own reports have to say
-that all requests were complete, with as many tokens as the servers generated.
+that all requests were complete, with as many tokens as the servers generated (aiperf counts those of responses itself,
+to 10 %). lm-eval has to find the scores that the servers give, schemathesis no fault.
 """
 _NAMES = {"asynchronous": "async", "structured_output": "structured output"}
 

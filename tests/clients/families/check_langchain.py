@@ -242,8 +242,8 @@ def retries(place: Place) -> None:
 
 
 def long_answer(place: Place, *, responses: bool = False, **options: Any) -> ChatOpenAI:
-    """A model that does not stop by itself. The Responses API has no field for that: there it just counts for long."""
-    endless = {} if responses else {"extra_body": {"ignore_eos": True}}
+    """A model that does not stop by itself."""
+    endless = {"extra_body": {"ignore_eos": True}}
     return model(place, use_responses_api=responses, max_completion_tokens=LONG_ANSWER, **endless | options)
 
 

@@ -198,10 +198,11 @@ def retries(place: Place) -> None:
 
 
 def long_answer(place: Place, api: Any = llm, **options: Any) -> Any:
-    """A model that does not stop by itself. The Responses API has no field for that: there it just counts for long."""
+    """A model that does not stop by itself."""
+    endless = {"additional_kwargs": {"extra_body": {"ignore_eos": True}}} | options
     if api is responder:
-        return responder(place, max_output_tokens=LONG_ANSWER, **options)
-    return llm(place, max_tokens=LONG_ANSWER, additional_kwargs={"extra_body": {"ignore_eos": True}}, **options)
+        return responder(place, max_output_tokens=LONG_ANSWER, **endless)
+    return llm(place, max_tokens=LONG_ANSWER, **endless)
 
 
 def cancel(place: Place) -> None:

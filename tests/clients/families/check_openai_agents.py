@@ -249,9 +249,7 @@ def retries(place: Place) -> None:
 @each
 async def cancel(place: Place, model: Model) -> None:
     """A streamed run that is cancelled, and a run whose task is cancelled, by both APIs."""
-    # The Responses API has no such field; the answer is long nevertheless.
-    more = {"ignore_eos": True} if isinstance(model, OpenAIChatCompletionsModel) else {}
-    long = ModelSettings(temperature=0, max_tokens=LONG_ANSWER, extra_body=more)
+    long = ModelSettings(temperature=0, max_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
     result = Runner.run_streamed(plain(model, long), COUNT)
     async for event in result.stream_events():
         if event.type == "raw_response_event" and event.data.type == "response.output_text.delta":

@@ -222,9 +222,8 @@ def cancel(place: Place) -> None:
     """A stream that is cancelled, one that is left, and a run that is cancelled, by both APIs."""
 
     async def ended(one: Model) -> None:
-        # The Responses API has no such field; the answer is long nevertheless.
-        more = {"ignore_eos": True} if isinstance(one, OpenAIChatModel) else {}
-        agent = Agent(one, model_settings=SETTINGS | ModelSettings(max_tokens=LONG_ANSWER, extra_body=more))
+        endless = ModelSettings(max_tokens=LONG_ANSWER, extra_body={"ignore_eos": True})
+        agent = Agent(one, model_settings=SETTINGS | endless)
         async with agent.run_stream(COUNT) as result:
             async for _ in result.stream_text(delta=True):
                 await asyncio.to_thread(assert_running, place)

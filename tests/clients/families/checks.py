@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -120,12 +120,10 @@ def asleep(place: Place, seconds: float = 0.7) -> Iterator[None]:
         for admin in place.admin:
             _post(f"{admin}/v1/octavo/wake_up")
 
-    waking = threading.Thread(target=wake)
-    waking.start()
-    try:
+    with ThreadPoolExecutor(1) as pool:
+        waking = pool.submit(wake)
         yield
-    finally:
-        waking.join()
+        waking.result()  # what it raised
 
 
 def _post(url: str) -> None:

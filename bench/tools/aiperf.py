@@ -24,15 +24,20 @@ def arguments(target: Target, load: ToolLoad, hub: Hub, folder: Path) -> list[st
         "--api-key": target.key,
         "--endpoint-type": _TYPES[load.api],
         "--tokenizer": hub.name,
-        "--concurrency": str(load.concurrency),
         "--request-count": str(load.requests),
         "--output-artifact-dir": str(folder),
         "--ui": "none",
     }
-    pairs = [part for pair in (given | _data(load, folder)).items() for part in pair]
+    pairs = [part for pair in (given | _pace(load) | _data(load, folder)).items() for part in pair]
     streaming = [] if load.api == "embeddings" else ["--streaming", *_greedy(load)]
     metrics = ["--server-metrics", *target.metrics] if target.metrics else ["--no-server-metrics"]
     return ["profile", *pairs, *streaming, *metrics, "--no-gpu-telemetry"]
+
+
+def _pace(load: ToolLoad) -> dict[str, str]:
+    if load.rate:
+        return {"--request-rate": str(load.rate), "--arrival-pattern": "constant"}
+    return {"--concurrency": str(load.concurrency)}
 
 
 def _data(load: ToolLoad, folder: Path) -> dict[str, str]:

@@ -29,13 +29,19 @@ def arguments(target: Target, load: ToolLoad, hub: Hub, folder: Path) -> list[st
     options = {
         "backend": backend,
         "tokenizer": {"kind": "huggingface_auto", "model": str(hub.folder)},
-        "profile": {"kind": "concurrent", "streams": [load.concurrency]},
+        "profile": _profile(load),
         "constraint": {"kind": "max_requests", "count": load.requests},
         "data": _data(load, folder),
         "output": {"kind": "json", "path": str(folder / "report.json")},
     }
     given = [part for name, value in options.items() for part in (f"--{name}", json.dumps(value))]
     return ["run", *given, "--disable-console-interactive"]
+
+
+def _profile(load: ToolLoad) -> dict[str, Any]:
+    if load.rate:
+        return {"kind": "constant", "rate": [load.rate]}
+    return {"kind": "concurrent", "streams": [load.concurrency]}
 
 
 def _data(load: ToolLoad, folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""inference-perf: arguments for a load, and the figures of its reports. It makes its own prompts, always."""
+"""inference-perf: arguments for a load, and the figures of its reports. It makes its own prompts, always; no rates."""
 
 from __future__ import annotations
 

@@ -33,9 +33,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ToolLoad:
-    """`requests` streams, `concurrency` of them at a time, each with the same number of tokens in and out.
+    """`requests` streams, each with the same number of tokens in and out.
 
-    Tools send `prompts`. Without prompts they make their own, of random words.
+    `concurrency` of them are sent at a time, or, with a `rate`, this many a second, however many are answered. Tools
+    send `prompts`. Without prompts they make their own, of random words.
     """
 
     requests: int
@@ -43,6 +44,7 @@ class ToolLoad:
     prompt_tokens: int
     output_tokens: int
     api: Api = "completions"
+    rate: float = 0.0
     prompts: tuple[str, ...] = ()
 
     @property
@@ -51,9 +53,21 @@ class ToolLoad:
         return self.requests * self.output_tokens
 
     @property
+    def judged(self) -> tuple[str, ...]:
+        """The figures in which clients must agree.
+
+        The rate of tokens follows from a given rate of requests. With several requests at a time, the time to first
+        token depends on how closely they follow each other: together they wait for each other's prompts.
+        """
+        if self.rate:
+            return ("ttft", "itl")
+        return ("rate", "ttft", "itl") if self.concurrency == 1 else ("rate", "itl")
+
+    @property
     def name(self) -> str:
         """Name in tables."""
-        return f"{self.requests} × {self.prompt_tokens}+{self.output_tokens}, {self.concurrency} at once"
+        sent = f"{self.rate:g} a second" if self.rate else f"{self.concurrency} at once"
+        return f"{self.requests} × {self.prompt_tokens}+{self.output_tokens}, {sent}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,24 +20,25 @@ PATIENCE = 600.0
 
 
 async def over_http(target: Target, load: ToolLoad) -> Figures:
-    """Send the load: whenever an answer is complete, its place takes the next request. RuntimeError on a failed one."""
+    """Send the load. RuntimeError if an answer has another length than was asked for."""
     port = urlsplit(target.url).port or 80
-    waiting = [message(target, text, load.output_tokens) for text in load.prompts]
-    answers: list[tuple[float, Answer]] = []
+    bodies = [message(target, text, load.output_tokens) for text in load.prompts]
+    room = asyncio.Semaphore(len(bodies) if load.rate else load.concurrency)
+    begin = time.perf_counter()
 
-    async def place() -> None:
-        while waiting:
-            body = waiting.pop(0)
+    async def one(number: int, body: bytes) -> tuple[float, Answer]:
+        if load.rate:
+            await asyncio.sleep(begin + number / load.rate - time.perf_counter())
+        async with room:
             sent = time.perf_counter()
             answer = await connect(port, body)
-            answers.append((sent, answer))
             await answer.done
-            if answer.completion_tokens != load.output_tokens:
-                raise RuntimeError(f"{answer.completion_tokens} tokens came, {load.output_tokens} were asked for")
+        if answer.completion_tokens != load.output_tokens:
+            raise RuntimeError(f"{answer.completion_tokens} tokens came, {load.output_tokens} were asked for")
+        return sent, answer
 
     async with asyncio.timeout(PATIENCE):
-        await asyncio.gather(*(place() for _ in range(load.concurrency)))
-    return _figures(answers, load)
+        return _figures(await asyncio.gather(*(one(*each) for each in enumerate(bodies))), load)
 
 
 def _figures(answers: Sequence[tuple[float, Answer]], load: ToolLoad) -> Figures:

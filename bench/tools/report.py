@@ -11,7 +11,7 @@ ENGINE = "octavo-server bench"
 AGREED = 0.03
 """The acceptance criterion, fixed in advance."""
 Row = dict[str, Any]
-# The figure, its title, and whether `octavo-server bench` has the same one: its times are medians.
+# The figure, its title and its digits. `octavo-server bench` has medians of times, no mean time to first token.
 FIGURES = (
     ("rate", "tokens/s", 1),
     ("ttft", "first token, mean ms", 1),
@@ -30,26 +30,26 @@ def table(report: Row) -> str:
     )
     quick = ["**A quick look with tiny loads: no result.**\n"] if report["quick"] else []
     missing = [f"{name} is left out: {why}\n" for name, why in report["left_out"].items()]
-    tables = [_table(report["rows"], load["name"]) for load in report["loads"]]
+    tables = [_table(report["rows"], load["name"], load["judged"]) for load in report["loads"]]
     return "\n".join([head, *quick, *missing, *tables])
 
 
-def _table(rows: Sequence[Row], load: str) -> str:
+def _table(rows: Sequence[Row], load: str, judged: Sequence[str]) -> str:
     found = [row for row in rows if row["load"] == load]
     ways = list(dict.fromkeys(row["way"] for row in found))
-    heads = ["way", *(title for _, title, _ in FIGURES), f"within {AGREED:.0%}", "client CPU s"]
+    heads = ["way", *(title for _, title, _ in FIGURES), f"{', '.join(judged)} within {AGREED:.0%}", "client CPU s"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    lines += [f"| {' | '.join([way, *_cells(found, way)])} |" for way in ways]
+    lines += [f"| {' | '.join([way, *_cells(found, way, judged)])} |" for way in ways]
     return f"{load}:\n\n" + "\n".join(lines) + "\n"
 
 
-def _cells(rows: Sequence[Row], way: str) -> list[str]:
+def _cells(rows: Sequence[Row], way: str, judged: Sequence[str]) -> list[str]:
     mine = [row for row in rows if row["way"] == way]
     if errors := [row["error"] for row in mine if "error" in row]:
         return [errors[0].splitlines()[0], *[""] * (len(FIGURES) + 1)]
     shown = [_cell(rows, way, name, digits) for name, _, digits in FIGURES]
     seconds = f"{median(row['client_cpu_s'] for row in mine):.1f}"
-    return [*shown, "" if way == OWN else _verdict(rows, way), seconds]
+    return [*shown, "" if way == OWN else _verdict(rows, way, judged), seconds]
 
 
 def _cell(rows: Sequence[Row], way: str, name: str, digits: int) -> str:
@@ -70,9 +70,7 @@ def ratios(rows: Sequence[Row], way: str, name: str) -> list[float]:
     return [value / mine for value, mine in pairs if value and mine]
 
 
-def _verdict(rows: Sequence[Row], way: str) -> str:
-    found = {name: ratios(rows, way, name) for name in ("rate", "ttft", "itl")}
-    if not all(found.values()):
-        return "–"
+def _verdict(rows: Sequence[Row], way: str, judged: Sequence[str]) -> str:
+    found = {name: each for name in judged if (each := ratios(rows, way, name))}
     off = [name for name, each in found.items() if abs(median(each) - 1) > AGREED]
     return f"✗ {', '.join(off)}" if off else "✓"

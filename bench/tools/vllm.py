@@ -24,13 +24,18 @@ def arguments(target: Target, load: ToolLoad, hub: Hub, folder: Path) -> list[st
         "--model": target.model,
         "--tokenizer": str(hub.folder),
         "--num-prompts": str(load.requests),
-        "--max-concurrency": str(load.concurrency),
         "--result-dir": str(folder),
         "--result-filename": "result.json",
     }
-    pairs = [part for pair in (given | _data(load, folder)).items() for part in pair]
+    pairs = [part for pair in (given | _pace(load) | _data(load, folder)).items() for part in pair]
     greedy = [] if load.api == "embeddings" else ["--ignore-eos", "--temperature", "0"]
     return ["bench", "serve", *pairs, *greedy, "--save-result", "--save-detailed", "--disable-tqdm"]
+
+
+def _pace(load: ToolLoad) -> dict[str, str]:
+    if load.rate:
+        return {"--request-rate": str(load.rate), "--burstiness": "inf"}
+    return {"--max-concurrency": str(load.concurrency)}
 
 
 def _data(load: ToolLoad, folder: Path) -> dict[str, str]:

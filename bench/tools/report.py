@@ -1,9 +1,9 @@
-"""Formats the measured rounds as tables. A ratio is of figures of the same round."""
+"""Formats the measured rounds as tables. A ratio is to our client's figures just before and after."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 OWN = "our client"
@@ -26,7 +26,7 @@ def table(report: Row) -> str:
     head = (
         f"{host['processor']}, {host['cores']} cores, load average {report['load_average'][0]:.1f} before; "
         f"{report['date']}. `{' '.join(report['flags'])}`.\n\n"
-        f"Medians of the rounds; in brackets their ratio to {OWN} in the same round, the lowest and the highest.\n"
+        f"Medians of the rounds; in brackets their ratio to {OWN} just before and after, the lowest and the highest.\n"
     )
     quick = ["**A quick look with tiny loads: no result.**\n"] if report["quick"] else []
     missing = [f"{name} is left out: {why}\n" for name, why in report["left_out"].items()]
@@ -64,10 +64,13 @@ def _cell(rows: Sequence[Row], way: str, name: str, digits: int) -> str:
 
 
 def ratios(rows: Sequence[Row], way: str, name: str) -> list[float]:
-    """A figure of a way over that of our client, round by round."""
-    own = {row["round"]: row.get(name) for row in rows if row["way"] == OWN}
-    pairs = [(row.get(name), own.get(row["round"])) for row in rows if row["way"] == way]
-    return [value / mine for value, mine in pairs if value and mine]
+    """A figure of a way over that of our client, the mean of the runs just before and after, round by round."""
+    found = []
+    for before, row, after in zip(rows, rows[1:], rows[2:], strict=False):
+        around: list[float] = [one[name] for one in (before, after) if one["way"] == OWN and one.get(name)]
+        if row["way"] == way and row.get(name) and len(around) == 2:
+            found.append(row[name] / mean(around))
+    return found
 
 
 def _verdict(rows: Sequence[Row], way: str, judged: Sequence[str]) -> str:

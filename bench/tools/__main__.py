@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 from bench.lib.host import new_report, result_file
 from bench.lib.processes import last, log_file
@@ -32,7 +33,7 @@ from bench.tools.report import ENGINE, OWN, table
 from bench.tools.table import TOOLS, LoadTool, run
 from octavo_inference.tokenizer.assets import load_assets
 
-# Long prompts where the time to first token counts: what a client adds, up to 15 ms, is little of it.
+# Long prompts where the time to first token counts: what a client adds, some milliseconds, is little of it.
 LOADS = (
     ToolLoad(6, 1, 1536, 128),
     ToolLoad(24, 4, 256, 128),
@@ -59,8 +60,10 @@ def main() -> None:
         try:
             server.ready()
             target = Target(f"http://127.0.0.1:{server.port}", "bench", "none")
-            ways = {OWN: partial(over_http, target), ENGINE: partial(own.in_process, flags=flags)}
-            ways |= {tool.name: partial(with_tool, tool, path, target, Path(folder)) for tool, path in tools.items()}
+            clients: dict[str, Way] = {OWN: partial(over_http, target)}
+            clients |= {tool.name: partial(with_tool, tool, path, target, Path(folder)) for tool, path in tools.items()}
+            ways = {name: partial(counted, way, server.admin) for name, way in clients.items()}
+            ways[ENGINE] = partial(own.in_process, flags=flags)
             rows = list(measured(ways, loads, 1 if given.quick else given.rounds))
         finally:
             server.stop()
@@ -113,6 +116,24 @@ def over_http(target: Target, load: ToolLoad) -> Figures:
 def with_tool(tool: LoadTool, path: Path, target: Target, folder: Path, load: ToolLoad) -> Figures:
     """A tool, whose files go into a new folder."""
     return run(tool, path, target, load, Hub(folder / "cache").write(), Path(tempfile.mkdtemp(dir=folder)))
+
+
+def counted(way: Way, admin: int, load: ToolLoad) -> Figures:
+    """A client's figures. RuntimeError if the server has not computed the tokens that were asked for, and no others."""
+    before = tokens_of(admin)
+    found = way(load)
+    computed = [now - then for now, then in zip(tokens_of(admin), before, strict=True)]
+    if computed != [load.requests * load.prompt_tokens, load.tokens]:
+        raise RuntimeError(f"the server computed {computed} prompt and output tokens, not those of the load")
+    return found
+
+
+def tokens_of(admin: int) -> list[float]:
+    """Prompt and output tokens of the server so far."""
+    with urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    names = ("octavo:prompt_tokens_total{", "octavo:generation_tokens_total{")
+    return [sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)) for name in names]
 
 
 def measured(ways: Mapping[str, Way], loads: Sequence[ToolLoad], rounds: int) -> Iterator[Row]:

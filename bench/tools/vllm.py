@@ -29,7 +29,8 @@ def arguments(target: Target, load: ToolLoad, hub: Hub, folder: Path) -> list[st
     }
     pairs = [part for pair in (given | _pace(load) | _data(load, folder)).items() for part in pair]
     greedy = [] if load.api == "embeddings" else ["--ignore-eos", "--temperature", "0"]
-    return ["bench", "serve", *pairs, *greedy, "--save-result", "--save-detailed", "--disable-tqdm"]
+    plain = ["--skip-chat-template"] if load.prompts else []
+    return ["bench", "serve", *pairs, *greedy, *plain, "--save-result", "--save-detailed", "--disable-tqdm"]
 
 
 def _pace(load: ToolLoad) -> dict[str, str]:

@@ -117,7 +117,7 @@ class Api:
             response = error_response(error, request_id, form)
         except web.HTTPException as refused:
             response = error_response(_refusal(refused, request), request_id, form)
-            response.headers.update({"Allow": refused.headers["Allow"]} if "Allow" in refused.headers else {})
+            response.headers.update({"Allow": await _allowed(request)} if refused.status == 405 else {})
         except web.RequestPayloadError:
             malformed = ApiError(400, "the body is not framed as its headers say", close=True)
             response = error_response(malformed, request_id, form)
@@ -258,6 +258,15 @@ async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
 
 def _json(data: bytes) -> web.Response:
     return web.Response(body=data, content_type="application/json")
+
+
+async def _allowed(request: web.Request) -> str:
+    """The methods of the path that matches first: one with a parameter may match after it."""
+    for resource in request.app.router.resources():
+        _, methods = await resource.resolve(request)
+        if methods:
+            return ",".join(sorted(methods))
+    return ""
 
 
 def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:

@@ -25,7 +25,7 @@ class RetrieveQuery(msgspec.Struct, frozen=True):
     """The query of GET /v1/responses/{id}. `starting_after` is the number of the last event that the client has."""
 
     stream: bool = False
-    starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
+    starting_after: Annotated[int, Meta(ge=0, le=2**31 - 1)] | msgspec.UnsetType = msgspec.UNSET
     include_obfuscation: bool = False
 
 
@@ -43,12 +43,13 @@ async def get_response(service: Service, request: HttpRequest) -> Response:
     query = _query(request, RetrieveQuery)
     after = query.starting_after
     if not query.stream:
-        if after is not None:
+        if after is not msgspec.UNSET:
             raise invalid("starting_after: needs stream=true.", "starting_after")
         return json_response(entry.current())
     if entry.run is None:
         raise invalid("stream: only a response with background true can be streamed again; supported: false.", "stream")
-    events = entry.run.follow(-1 if after is None else after, KEEP_ALIVE_SECONDS, obfuscate=query.include_obfuscation)
+    start = -1 if after is msgspec.UNSET else after
+    events = entry.run.follow(start, KEEP_ALIVE_SECONDS, obfuscate=query.include_obfuscation)
     return EventStream(events, {}, end=b"")
 
 

@@ -38,6 +38,11 @@ class Answers:
         return [times[0] for times in self.times]
 
     @property
+    def between(self) -> list[float]:
+        """Mean inter-token time of each request with several tokens. A step may give one request several tokens."""
+        return [(times[-1] - times[0]) / (len(times) - 1) for times in self.times if len(times) > 1]
+
+    @property
     def gaps(self) -> list[float]:
         """All inter-token times."""
         return [later - earlier for times in self.times for earlier, later in pairwise(times)]
@@ -146,7 +151,7 @@ def _sample(engine: Engine, load: BenchLoad, rng: random.Random) -> Sample:
     engine.reset_cache()
     prompts = [[rng.randrange(engine.config.vocab) for _ in range(load.prompt)] for _ in range(load.batch)]
     found = answer(engine, prompts, [load.answer] * load.batch)
-    itl = 1e3 * statistics.median(found.gaps) if found.gaps else None
+    itl = 1e3 * statistics.median(found.between) if found.between else None
     return Sample(rate(load, found), 1e3 * statistics.median(found.first), itl)
 
 

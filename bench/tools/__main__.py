@@ -41,7 +41,7 @@ LOADS = (
     ToolLoad(12, 0, 1536, 128, rate=0.3),
 )
 QUICK = (ToolLoad(2, 1, 32, 16), ToolLoad(4, 2, 32, 16), ToolLoad(3, 0, 32, 16, rate=1.0))
-# Each prompt is computed anew, in every round; the engine has one core, HTTP and the clients have the others.
+# Half of the cores compute; HTTP and the clients have the others. Without the prefix cache every prompt is computed.
 FLAGS = ("--model", "smollm2", "--kv-memory", "512Mi", "--max-model-len", "2048")
 SERVER_FLAGS = ("--no-prefix-caching",)
 Way = Callable[[ToolLoad], Figures]

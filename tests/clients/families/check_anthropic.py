@@ -12,13 +12,14 @@ from checks import (
     COUNT,
     LONG_ANSWER,
     LONG_PROMPT,
+    PARAMETERS,
     QUESTION,
     WRONG_KEY,
     Place,
     asleep,
     assert_cancelled,
     assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -28,12 +29,7 @@ City = Literal[CITIES]
 TOOL: Any = {
     "name": "temperature",
     "description": "The temperature in a city.",
-    "input_schema": {
-        "type": "object",
-        "properties": {"city": {"enum": list(CITIES)}},
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+    "input_schema": PARAMETERS,
 }
 
 
@@ -45,7 +41,7 @@ class Report(BaseModel):
 
 
 def client(place: Place, **options: Any) -> Anthropic:
-    """The client; it tries nothing again unless it is told to."""
+    """The client, without retries by default."""
     return Anthropic(**{"base_url": place.url, "api_key": place.key, "max_retries": 0} | options)
 
 
@@ -165,10 +161,7 @@ def cancel(place: Place) -> None:
     async def cancelled() -> None:
         async with AsyncAnthropic(base_url=place.url, api_key=place.key, max_retries=0) as other:
             task = asyncio.create_task(other.messages.create(**long))
-            await asyncio.to_thread(assert_running, place)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(assert_idle, place)
+            await cancel_task(place, task)
 
     asyncio.run(cancelled())
     raises(anthropic.APITimeoutError, lambda: client(place, timeout=1).messages.create(**long))

@@ -34,7 +34,7 @@ const TOOL = {
   input_schema: { type: "object", properties: { city: { enum: CITIES } }, required: ["city"] },
 };
 
-/** The client; it tries nothing again unless it is told to. */
+/** The client, without retries by default. */
 function client(place, options = {}) {
   return new Anthropic({ baseURL: place.url, apiKey: place.key, maxRetries: 0, ...options });
 }

@@ -46,7 +46,7 @@ function never() {
   return new AbortController().signal;
 }
 
-/** The adapter of a provider; it tries nothing again unless it is told to. */
+/** The adapter of a provider, without retries by default. */
 function adapter(place, provider = "openai", { key = place.key, retries = 0, requestOptions } = {}) {
   const api = constructLlmApi({ provider, apiBase: `${place.baseUrl}/`, apiKey: key, requestOptions });
   if (api.openai) {

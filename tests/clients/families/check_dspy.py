@@ -6,9 +6,10 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import dspy
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -19,8 +20,7 @@ from checks import (
     WRONG_KEY,
     Place,
     asleep,
-    assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -32,17 +32,8 @@ from dspy.utils.exceptions import (
     LMServerError,
     LMUnsupportedModelError,
 )
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
 ENGINES = ("lm15", "litellm")
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 class Estimate(dspy.Signature):
@@ -66,7 +57,7 @@ def temperature(city: City) -> str:
 
 
 def model(place: Place, provider: str = "openai", name: str = "", **options: Any) -> dspy.LM:
-    """A language model without a cache; it tries nothing again unless it is told to."""
+    """A language model without a cache, without retries by default."""
     given = {"api_base": place.base_url, "api_key": place.key, "cache": False, "num_retries": 0}
     return dspy.LM(f"{provider}/{name or place.model}", **given | {"temperature": 0, "max_tokens": 96} | options)
 
@@ -244,10 +235,7 @@ def cancel(place: Place) -> None:
             for call in (streamed(), one.acall(long)):
                 task = asyncio.create_task(call)
                 await begun.wait()
-                await asyncio.to_thread(assert_running, place)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                await asyncio.to_thread(assert_idle, place)
+                await cancel_task(place, task)
 
     for engine in ENGINES:
         asyncio.run(ended(model(place, engine=engine)))

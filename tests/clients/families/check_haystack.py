@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import openai
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -17,8 +18,7 @@ from checks import (
     WRONG_KEY,
     Place,
     asleep,
-    assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -30,19 +30,10 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage
 from haystack.tools import tool
 from haystack.utils import Secret
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
 ASKED = [ChatMessage.from_user(QUESTION)]
 # Each generator, with its name of the limit of tokens.
 GENERATORS = ((OpenAIChatGenerator, "max_completion_tokens"), (OpenAIResponsesChatGenerator, "max_output_tokens"))
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 @tool
@@ -52,7 +43,7 @@ def temperature(city: City, unit: Literal["celsius", "kelvin"]) -> str:
 
 
 def connection(place: Place, **options: Any) -> dict[str, Any]:
-    """What every component is given; it tries nothing again unless it is told to."""
+    """What every component is given, without retries by default."""
     key = options.pop("key", place.key)
     given = {"model": place.model, "api_base_url": place.base_url, "api_key": Secret.from_token(key)}
     return given | {"max_retries": 0, "timeout": 60} | options
@@ -206,10 +197,7 @@ def cancel(place: Place) -> None:
                 generator.run_async(COUNT, streaming_callback=callback, generation_kwargs=fields)
             )
             await begun.wait()
-            await asyncio.to_thread(assert_running, place)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(assert_idle, place)
+            await cancel_task(place, task)
 
     # The Responses API has no such field; the answer is long nevertheless.
     for generator, fields in zip(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+from typing import Any
 
 import instructor
 import openai
+from answers import Report
 from checks import (
-    CITIES,
     COUNT,
     LONG_ANSWER,
     LONG_PROMPT,
@@ -18,7 +18,7 @@ from checks import (
     asleep,
     assert_cancelled,
     assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -28,18 +28,10 @@ from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-City = Literal[CITIES]
 FACT = "It is 21 degrees in Paris."
 CALLS = (Mode.TOOLS, Mode.TOOLS_STRICT, Mode.RESPONSES_TOOLS)
 # These state the type to the server, which keeps to it.
 TYPED = (*CALLS, Mode.JSON_SCHEMA)
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 class Reports(BaseModel):
@@ -69,7 +61,7 @@ def picky() -> type[Report]:
 
 
 def client(place: Place, mode: Mode = Mode.TOOLS, **options: Any) -> Any:
-    """A client that asks for types in one way; it tries nothing again unless it is told to."""
+    """A client that asks for types in one way, without retries by default."""
     access = {"base_url": place.base_url, "api_key": place.key, "max_retries": 0}
     return instructor.from_openai(OpenAI(**access | options), mode=mode)
 
@@ -215,10 +207,7 @@ async def cancelled_task(place: Place) -> None:
 
     for begin in (lambda: async_client(place).create(**long), read):
         task = asyncio.create_task(begin())
-        await asyncio.to_thread(assert_running, place)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(assert_idle, place)
+        await cancel_task(place, task)
 
 
 if __name__ == "__main__":

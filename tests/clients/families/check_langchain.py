@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -18,7 +19,7 @@ from checks import (
     asleep,
     assert_cancelled,
     assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -37,18 +38,9 @@ from langchain_core.exceptions import (
 from langchain_core.messages import AIMessage, AIMessageChunk, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
 FACT = "It is 21 degrees in Paris."
 BOTH_APIS = (False, True)  # `use_responses_api`
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 @tool
@@ -76,7 +68,7 @@ async def the_tool_first_async(request: ModelRequest, handler: Callable[[ModelRe
 
 
 def access(place: Place) -> dict[str, Any]:
-    """What every class is told; it tries nothing again unless it is told to."""
+    """What every class is told, without retries by default."""
     return {"model": place.model, "base_url": place.base_url, "api_key": place.key, "max_retries": 0}
 
 
@@ -263,10 +255,7 @@ async def cancelled_task(place: Place) -> None:
     agent = create_agent(one, [temperature])
     for begin in (lambda: one.ainvoke(COUNT), lambda: agent.ainvoke({"messages": [("user", COUNT)]})):
         task = asyncio.create_task(begin())
-        await asyncio.to_thread(assert_running, place)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(assert_idle, place)
+        await cancel_task(place, task)
 
 
 if __name__ == "__main__":

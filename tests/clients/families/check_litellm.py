@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 import litellm
+from answers import Report
 from checks import (
     CITIES,
     COUNT,
     LONG_ANSWER,
     LONG_PROMPT,
+    PARAMETERS,
     QUESTION,
     WRONG_KEY,
     Place,
@@ -19,18 +21,11 @@ from checks import (
     assert_cancelled,
     assert_idle,
     assert_running,
+    cancel_task,
     raises,
     run,
 )
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"enum": list(CITIES)}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL = {
     "type": "function",
     "function": {"name": "temperature", "description": "The temperature in a city.", "parameters": PARAMETERS},
@@ -42,15 +37,8 @@ TEXT = "Once upon a time"
 PROVIDERS = ("openai", "hosted_vllm", "anthropic")
 
 
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
-
-
 def access(place: Place, provider: str = "openai") -> dict[str, Any]:
-    """What every call gives; it tries nothing again unless it is told to."""
+    """What every call gives, without retries by default."""
     base = place.url if provider == "anthropic" else place.base_url
     return {"model": f"{provider}/{place.model}", "api_base": base, "api_key": place.key, "num_retries": 0}
 
@@ -219,10 +207,7 @@ async def cancelled_task(place: Place) -> None:
     for provider in PROVIDERS:
         asked = long_answer(place, provider)
         task = asyncio.create_task(litellm.acompletion(**asked))
-        await asyncio.to_thread(assert_running, place)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(assert_idle, place)
+        await cancel_task(place, task)
         chunks = await litellm.acompletion(**asked, stream=True)
         await anext(chunks)
         await asyncio.to_thread(assert_running, place)

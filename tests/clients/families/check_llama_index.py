@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from typing import Any, Literal
+from typing import Any
 
 import openai
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -20,6 +21,7 @@ from checks import (
     assert_cancelled,
     assert_idle,
     assert_running,
+    cancel_task,
     raises,
     run,
 )
@@ -29,21 +31,13 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike, OpenAILikeResponses
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
-City = Literal[CITIES]
 TEXT = "Once upon a time"
 
 
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
-
-
 def access(place: Place) -> dict[str, Any]:
-    """What every class is told; it tries nothing again unless it is told to."""
+    """What every class is told, without retries by default."""
     return {"api_base": place.base_url, "api_key": place.key, "max_retries": 0}
 
 
@@ -219,10 +213,7 @@ def cancel(place: Place) -> None:
 async def cancelled_task(place: Place) -> None:
     """An async call, and an agent's run."""
     task = asyncio.create_task(long_answer(place).achat(messages(COUNT)))
-    await asyncio.to_thread(assert_running, place)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(assert_idle, place)
+    await cancel_task(place, task)
     handler = FunctionAgent(tools=[TOOL], llm=long_answer(place)).run(COUNT)
     await asyncio.to_thread(assert_running, place)
     await handler.cancel_run()

@@ -4,50 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Literal
+from typing import Any
 
 import openai
+from answers import Report
 from checks import (
     CITIES,
     COUNT,
     LONG_ANSWER,
     LONG_PROMPT,
+    PARAMETERS,
     QUESTION,
     WRONG_KEY,
     Place,
     asleep,
     assert_cancelled,
     assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
 MESSAGES: Any = [{"role": "user", "content": QUESTION}]
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"enum": list(CITIES)}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
 TOOL: Any = {
     "type": "function",
     "function": {"name": "temperature", "description": "The temperature in a city.", "parameters": PARAMETERS},
 }
 
 
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
-
-
 def client(place: Place, **options: Any) -> OpenAI:
-    """The client; it tries nothing again unless it is told to."""
+    """The client, without retries by default."""
     return OpenAI(**{"base_url": place.base_url, "api_key": place.key, "max_retries": 0} | options)
 
 
@@ -201,10 +188,7 @@ def cancel(place: Place) -> None:
     async def cancelled() -> None:
         async with AsyncOpenAI(base_url=place.base_url, api_key=place.key, max_retries=0) as other:
             task = asyncio.create_task(other.chat.completions.create(**long))
-            await asyncio.to_thread(assert_running, place)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            await asyncio.to_thread(assert_idle, place)
+            await cancel_task(place, task)
 
     asyncio.run(cancelled())
     raises(openai.APITimeoutError, lambda: client(place, timeout=1).chat.completions.create(**long))

@@ -22,6 +22,7 @@ from agents import (
     retry_policies,
     set_tracing_disabled,
 )
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -34,23 +35,15 @@ from checks import (
     asleep,
     assert_idle,
     assert_running,
+    cancel_task,
     raises,
     run,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel, Field
 
-City = Literal[CITIES]
 APIS = (OpenAIChatCompletionsModel, OpenAIResponsesModel)
 SHORT = ModelSettings(temperature=0, max_tokens=96)
 FIRST_TURN = ModelSettings(tool_choice="required", temperature=0, max_tokens=1000, parallel_tool_calls=False)
-
-
-class Report(BaseModel):
-    """The final answer of an agent."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 class Thermometer:
@@ -76,7 +69,7 @@ class Thermometer:
 
 
 def client(place: Place, **options: Any) -> AsyncOpenAI:
-    """The client of a place; it tries nothing again unless it is told to."""
+    """The client of a place, without retries by default."""
     return AsyncOpenAI(**{"base_url": place.base_url, "api_key": place.key, "max_retries": 0} | options)
 
 
@@ -257,10 +250,7 @@ async def cancel(place: Place, model: Model) -> None:
             result.cancel()
     await asyncio.to_thread(assert_idle, place)
     task = asyncio.create_task(Runner.run(plain(model, long), COUNT))
-    await asyncio.to_thread(assert_running, place)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await asyncio.to_thread(assert_idle, place)
+    await cancel_task(place, task)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ const TOOL = zodFunction({
   function: ({ city }) => DEGREES[city],
 });
 
-/** The client; it tries nothing again unless it is told to. */
+/** The client, without retries by default. */
 function client(place, options = {}) {
   return new OpenAI({ baseURL: place.baseUrl, apiKey: place.key, maxRetries: 0, ...options });
 }

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Literal
 
+from answers import City, Report
 from checks import (
     CITIES,
     COUNT,
@@ -18,10 +19,10 @@ from checks import (
     asleep,
     assert_idle,
     assert_running,
+    cancel_task,
     raises,
     run,
 )
-from pydantic import BaseModel, Field
 from pydantic_ai import Agent, Embedder, ModelSettings, NativeOutput, ToolOutput
 from pydantic_ai.direct import model_request_sync
 from pydantic_ai.embeddings.openai import OpenAIEmbeddingModel
@@ -37,15 +38,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
-City = Literal[CITIES]
 SETTINGS = ModelSettings(temperature=0, max_tokens=96, parallel_tool_calls=False, max_retries=0)
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: City
-    degrees: int = Field(ge=-50, le=50)
 
 
 def provider_of(place: Place, key: str = "") -> OpenAIProvider:
@@ -236,10 +229,7 @@ def cancel(place: Place) -> None:
                 break
         await asyncio.to_thread(assert_idle, place)
         task = asyncio.create_task(agent.run(COUNT))
-        await asyncio.to_thread(assert_running, place)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(assert_idle, place)
+        await cancel_task(place, task)
 
     with_each(place, ended)
 

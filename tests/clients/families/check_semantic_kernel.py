@@ -7,9 +7,10 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
 from functools import reduce, wraps
-from typing import Any, Literal
+from typing import Any
 
 import openai
+from answers import Report
 from checks import (
     CITIES,
     COUNT,
@@ -20,13 +21,11 @@ from checks import (
     WRONG_KEY,
     Place,
     asleep,
-    assert_idle,
-    assert_running,
+    cancel_task,
     raises,
     run,
 )
 from openai import AsyncOpenAI
-from pydantic import BaseModel, Field
 from semantic_kernel import Kernel
 from semantic_kernel.agents import ChatCompletionAgent, OpenAIResponsesAgent
 from semantic_kernel.connectors.ai.function_choice_behavior import FunctionChoiceBehavior
@@ -43,13 +42,6 @@ from semantic_kernel.functions import KernelArguments, kernel_function
 
 City = StrEnum("City", {city: city for city in CITIES})
 STORY = "Once upon a time"
-
-
-class Report(BaseModel):
-    """The temperature of a city."""
-
-    city: Literal[CITIES]
-    degrees: int = Field(ge=-50, le=50)
 
 
 class Weather:
@@ -73,7 +65,7 @@ class Thermometer:
 
 
 def client(place: Place, **options: Any) -> AsyncOpenAI:
-    """The client of a place; it tries nothing again unless it is told to."""
+    """The client of a place, without retries by default."""
     return AsyncOpenAI(**{"base_url": place.base_url, "api_key": place.key, "max_retries": 0} | options)
 
 
@@ -269,10 +261,7 @@ async def cancel(place: Place) -> None:
     for call in (streamed(), one.get_chat_message_content(asked(COUNT), long)):
         task = asyncio.create_task(call)
         await begun.wait()
-        await asyncio.to_thread(assert_running, place)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await asyncio.to_thread(assert_idle, place)
+        await cancel_task(place, task)
 
 
 if __name__ == "__main__":

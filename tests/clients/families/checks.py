@@ -5,6 +5,7 @@ One line of JSON on stdout for each feature says whether it works. `checks.mjs` 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -24,6 +25,13 @@ FEATURES = (
 CITIES = ("Paris", "Rome", "Oslo")
 QUESTION = "What is the temperature in Rome?"
 DEGREES = {"Paris": 21, "Rome": 27, "Oslo": 9}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": list(CITIES)}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""The JSON schema of a tool's arguments."""
 # With it, no answer ends before the test has ended it.
 COUNT = "Count from one to a million, in words."
 LONG_ANSWER = 3000
@@ -93,20 +101,29 @@ def assert_cancelled(place: Place, cancel: Callable[[], Any]) -> None:
     assert_idle(place)
 
 
+async def cancel_task(place: Place, task: asyncio.Task[Any]) -> None:
+    """A task's call runs; cancelling the task ends it."""
+    await asyncio.to_thread(assert_running, place)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.to_thread(assert_idle, place)
+
+
 def assert_running(place: Place) -> None:
     """Something runs, or starts within a moment."""
-    begin = time.monotonic()
-    while not load(place):
-        assert time.monotonic() < begin + 5, "nothing runs: is the answer complete already?"
-        time.sleep(0.05)
+    _until(lambda: load(place) > 0, "nothing runs: is the answer complete already?")
 
 
 def assert_idle(place: Place) -> None:
     """Nothing runs after a moment."""
+    _until(lambda: load(place) == 0, "it still runs, 5 s after the client has cancelled it")
+
+
+def _until(condition: Callable[[], bool], message: str) -> None:
     begin = time.monotonic()
-    while load(place):
-        assert time.monotonic() < begin + 5, "it still runs, 5 s after the client has cancelled it"
-        time.sleep(0.05)
+    while not condition():
+        assert time.monotonic() < begin + 5, message
+        time.sleep(0.05)  # the servers have no event to wait for, and their processors are needed
 
 
 @contextmanager
@@ -116,7 +133,7 @@ def asleep(place: Place, seconds: float = 0.7) -> Iterator[None]:
         _post(f"{admin}/v1/octavo/sleep")
 
     def wake() -> None:
-        time.sleep(seconds)
+        time.sleep(seconds)  # the client's first try has to meet servers that sleep
         for admin in place.admin:
             _post(f"{admin}/v1/octavo/wake_up")
 

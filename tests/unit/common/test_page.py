@@ -75,7 +75,7 @@ def test_rates_are_those_of_the_last_seconds() -> None:
     assert rounded(rates([recent])) == (12, 0.25)
 
 
-def test_a_restart_begins_anew() -> None:
+def test_counters_of_a_restarted_replica_are_not_compared_with_those_before() -> None:
     recent = RecentRates()
     recent.add(*report(1, 100))
     recent.add(*report(2, 10, start=2.0))

@@ -276,5 +276,5 @@ def _refusal(refused: web.HTTPException, request: web.Request) -> ApiError:
         405: f"{request.method} is not allowed here",
         413: f"the body is larger than {BODY_LIMIT} bytes",
     }
-    code = "unknown_url" if refused.status == 404 else None
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(refused.status)
     return ApiError(refused.status, messages.get(refused.status, refused.reason), code=code)

@@ -262,9 +262,10 @@ async def test_only_background_can_be_cancelled_or_streamed_again(serve):
             await server.api.post(f"{path}/cancel"),
             await server.api.get(path, params={"stream": "true"}),
             await server.api.get(path, params={"starting_after": "3"}),
+            await server.api.get(path, params={"starting_after": "null"}),
             await server.api.get(path, params={"stream": "perhaps"}),
         ]
-    assert [answer.status_code for answer in answers] == [400] * 4
+    assert [answer.status_code for answer in answers] == [400] * 5
 
 
 async def test_a_deleted_running_response_stops(serve):

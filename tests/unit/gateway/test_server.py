@@ -78,6 +78,14 @@ async def test_what_is_not_there(world, method, path, status):
         await error_of(response)
 
 
+async def test_the_methods_of_a_path_are_those_of_the_first_that_matches(world):
+    """/v1/responses/{id} matches too, with other methods."""
+    await world.start()
+    async with world.client.options(world.url + "/v1/responses/input_tokens") as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+        assert (await error_of(response))["code"] == "method_not_allowed"
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

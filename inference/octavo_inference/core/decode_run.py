@@ -28,7 +28,7 @@ def plan_run(plan: SchedulerOutput, scheduler: Scheduler, seconds: float, messag
     The blocks of all its steps are reserved. Sequences may wait: none of them can start before another one ends.
     """
     sequences = plan.decodes
-    alone = len(plan.samples) == len(sequences) and not (plan.chunks or plan.preempted)
+    alone = len(plan.samples) == len(sequences) and not (plan.chunks or plan.drafts or plan.preempted)
     if not (sequences and alone and all(map(_runs, sequences))):
         return None
     # No sequence reaches its limit before the last step.

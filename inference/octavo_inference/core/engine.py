@@ -54,6 +54,8 @@ from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.speculation.speculator import Speculator
+from octavo_inference.core.speculation.verification import VerifiedDraft, agreed
 from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.swapping import swap_in, swap_out
 from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling, check_task
@@ -89,6 +91,7 @@ class Engine:
         entropy: Callable[[], int] = lambda: secrets.randbits(64),
         load_vocabulary: Callable[[], Compile] | None = None,
         head: PooledHead | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -117,10 +120,12 @@ class Engine:
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
-        self._depth = backend.steps_ahead if limits.overlap else 0
+        # Which tokens are verified next depends on those that are accepted now.
+        self._depth = backend.steps_ahead if limits.overlap and speculator is None else 0
         self._collected = -math.inf
         self._runs = backend.decode_runs and self._depth == 0
         self._step_seconds = 0.0
+        self._speculator = speculator
         self._experts = ExpertMeter(backend.expert_tokens)
         blocks = backend.num_blocks
         self._pool = BlockPool(blocks, [Retention(p.seconds, int(p.share * blocks)) for p in POLICIES.values()])
@@ -145,6 +150,7 @@ class Engine:
             host_state_blocks=limits.host_state_blocks,
             max_scores=backend.max_prompt_scores,
             steps_ahead=self._depth,
+            speculator=speculator,
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)
@@ -462,21 +468,26 @@ class Engine:
                 self.scheduler.on_failed(each.plan)
             return self._fail(sequence for each in doomed for sequence in each.plan.sequences)
         self._failures = 0
+        verified = self._verify(plan, result) if plan.drafts else []
         tokens = np.atleast_2d(result.tokens)
-        steps, rows = len(tokens), len(plan.decodes)
+        steps, rows = len(tokens), len(plan.decodes) + len(plan.drafts)
         if result.tokens.ndim > 1:
             self.scheduler.on_run(plan, tokens[:-1])
         self.scheduler.on_computed(plan, steps)
         if plan.snapshots:
             self.scheduler.on_copied(plan, self._clock())
         self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots(), steps)
-        outputs = self._emit(plan, result, tokens)
+        outputs = self._emit(plan, result, tokens[:, : len(plan.samples)])
+        for each in verified:
+            outputs += self._emit_verified(each, result)
         now = self._clock()
         # The device started this step only after it finished the previous one.
         seconds = (now - max(pending.begin, self._collected)) / steps
         self._collected, self._step_seconds = now, seconds
         for step in range(steps):
             self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
+        if self._speculator is not None and not plan.chunks:
+            self._speculator.stepped(rows + pending.prefill, seconds, steps)
         if self._prefill_budget is not None:
             self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)
         return outputs
@@ -498,14 +509,16 @@ class Engine:
                 first = sequence.num_known_tokens - len(earlier) == sequence.prompt_len
                 outputs.append(token_output(sequence, earlier, None, None, None, first=first))
                 self.counters.generation_tokens += len(earlier)
-            if token == NO_CHOICE and (sequence.constrained or sequence.num_known_tokens < sequence.min_total):
-                outputs.append(self._end_without_token(sequence))
-            elif token < 0:
-                outputs += self._refuse_numbers(sequence)
-            else:
-                logprobs = token_logprobs(result, i) if sequence.logprobs else None
-                outputs += self._accept(sequence, token, logprobs, earlier)
+            outputs += self._take(sequence, token, earlier, result, i)
         return outputs if result.pooled is None else outputs + self._emit_pooled(plan.pooled, result.pooled)
+
+    def _take(self, sequence: Sequence, token: int, earlier: list[int], result: StepResult, row: int) -> list[Output]:
+        """Outputs of the token of a sample row, which may be none. `earlier`: see `_accept`."""
+        if token == NO_CHOICE and (sequence.constrained or sequence.num_known_tokens < sequence.min_total):
+            return [self._end_without_token(sequence)]
+        if token < 0:
+            return self._refuse_numbers(sequence)
+        return self._accept(sequence, token, token_logprobs(result, row) if sequence.logprobs else None, earlier)
 
     def _accept(
         self, sequence: Sequence, token: int, logprobs: TokenLogprobs | None, earlier: list[int]
@@ -544,6 +557,38 @@ class Engine:
             # A second output: the last token of an output that ends with "stop" is an end or stop id.
             return [output, self._end_without_token(sequence)]
         return [output]
+
+    def _verify(self, plan: SchedulerOutput, result: StepResult) -> list[VerifiedDraft]:
+        """Accept the tokens of drafts as far as the samples agree with them."""
+        found = []
+        first = len(plan.samples)
+        for draft in plan.drafts:
+            end = first + 1 + len(draft.tokens)
+            accepted = agreed(draft, result.tokens[first:end])
+            self.scheduler.on_verified(draft, result.tokens[first : first + accepted].tolist())
+            if self._speculator is not None:
+                self._speculator.verified(draft, accepted)
+            found.append(VerifiedDraft(draft.sequence, first, accepted))
+            first = end
+        return found
+
+    def _emit_verified(self, verified: VerifiedDraft, result: StepResult) -> list[Output]:
+        """Outputs of a draft: its accepted tokens, and the sample after them."""
+        sequence, first, accepted = verified
+        if sequence.state is SequenceState.FINISHED:
+            return []  # by a sibling with NaN logits
+        *earlier, token = result.tokens[first : first + accepted + 1].tolist()
+        outputs: list[Output] = []
+        if earlier and (sequence.logprobs or token < 0):
+            # Each with its log-probability; or the end comes without a token.
+            start = sequence.num_known_tokens - accepted
+            for place, each in enumerate(earlier):
+                logprobs = token_logprobs(result, first + place) if sequence.logprobs else None
+                is_first = start + place == sequence.prompt_len
+                outputs.append(token_output(sequence, [each], logprobs, None, None, first=is_first))
+            self.counters.generation_tokens += len(earlier)
+            earlier = []
+        return outputs + self._take(sequence, token, earlier, result, first + accepted)
 
     def _emit_pooled(self, sequences: list[Sequence], sums: Float32) -> list[Output]:
         outputs: list[Output] = []

@@ -91,7 +91,7 @@ class InputBatch:
         if len(rules.report_ids):
             self._logprobs[row], self._report_ids[row] = len(rules.report_ids), 1
 
-    def append(self, sequence: Sequence, tokens: list[int]) -> None:
+    def append(self, sequence: Sequence, tokens: list[int] | Int32) -> None:
         """Write tokens behind those of a sequence."""
         entry = self.table.tokens[sequence.row, sequence.total : sequence.total + len(tokens)]
         entry[:] = tokens
@@ -120,13 +120,16 @@ class InputBatch:
         """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""
         changes, self._changes = self._changes, []
         rows, query_start, seq_len = _sequences(plan)
-        chosen = np.array([s.row for s in plan.samples], np.int32)
+        samples = [(s, s.total) for s in plan.samples]
+        samples += [(s, s.total + place) for s, tokens, _ in plan.drafts for place in range(1 + len(tokens))]
+        chosen = np.array([s.row for s, _ in samples], np.int32)
+        first = query_start[len(query_start) - 1 - len(plan.drafts)]
         sample = RowSamples(
-            query=np.array(plan.sample_rows, np.int32),
+            query=np.array([*plan.sample_rows, *range(first, query_start[-1])], np.int32),
             row=chosen,
-            position=np.array([s.total for s in plan.samples], np.int32),
+            position=np.array([position for _, position in samples], np.int32),
             logprobs=self._logprobs[chosen],
-            penalties=[_penalty(s) if s.penalised or s.total < s.min_total else None for s in plan.samples],
+            penalties=[_penalty(s, at) if s.penalised or at < s.min_total else None for s, at in samples],
             report_ids=self._report_ids[chosen] if self._report_ids.any() else _NO_IDS,
         )
         scores = [
@@ -152,11 +155,12 @@ class InputBatch:
 def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     """Row, start of query tokens (one more than rows) and length after the step of each sequence in a plan."""
     decodes = len(plan.decodes)
-    rows = np.array([s.row for s in plan.decodes] + [s.row for s, _ in plan.chunks], np.int32)
+    longer = plan.chunks + [(draft.sequence, 1 + len(draft.tokens)) for draft in plan.drafts]
+    rows = np.array([s.row for s in plan.decodes] + [s.row for s, _ in longer], np.int32)
     query_start = np.arange(len(rows) + 1, dtype=np.int32)
-    seq_len = np.array([s.computed + 1 for s in plan.decodes] + [s.computed + n for s, n in plan.chunks], np.int32)
-    if plan.chunks:
-        query_start[decodes + 1 :] = decodes + np.cumsum([n for _, n in plan.chunks])
+    seq_len = np.array([s.computed + 1 for s in plan.decodes] + [s.computed + n for s, n in longer], np.int32)
+    if longer:
+        query_start[decodes + 1 :] = decodes + np.cumsum([n for _, n in longer])
     return rows, query_start, seq_len
 
 
@@ -189,15 +193,15 @@ def _pooling(plan: SchedulerOutput) -> RowPooling | None:
     return RowPooling(*np.array(entries, np.int32).T.copy()) if entries else None
 
 
-def _penalty(sequence: Sequence) -> Penalty:
+def _penalty(sequence: Sequence, total: int) -> Penalty:
     sampling = sequence.request.sampling
     return Penalty(
         prompt_len=sequence.prompt_len,
-        total=sequence.total,
+        total=total,
         presence_penalty=sampling.presence_penalty,
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
-        banned=sequence.banned if sequence.total < sequence.min_total else _NO_IDS,
+        banned=sequence.banned if total < sequence.min_total else _NO_IDS,
         rules=sequence.ruled,
         mask=len(sequence.rules.mask) > 0 or sequence.guide is not None,
     )

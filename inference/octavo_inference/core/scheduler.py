@@ -23,6 +23,7 @@ from octavo_inference.core.request_queue import WaitingQueue, level
 from octavo_inference.core.scheduler_output import SchedulerOutput, ScoredChunk, Snapshot
 from octavo_inference.core.sequence import Sequence, SequenceState
 from octavo_inference.core.snapshot_policy import next_snapshot
+from octavo_inference.core.speculation.speculator import Draft, Speculator
 from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.static_batching import next_batch
 from octavo_inference.models.layer_groups import PoolLayout
@@ -43,7 +44,7 @@ class Scheduler:
     The state of a sequence, with `states`, takes the place of `host_state_blocks` of them.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     `layout`: the groups of layers that have block tables of their own. `steps_ahead`: how many steps are launched
-    before the oldest is collected.
+    before the oldest is collected. `speculator` guesses tokens for a step to verify.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Scheduler:
         host_state_blocks: int = 0,
         max_scores: int | None = None,
         steps_ahead: int = 0,
+        speculator: Speculator | None = None,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
@@ -80,6 +82,7 @@ class Scheduler:
         self.host_state_blocks = host_state_blocks
         self._leaves_snapshots = caching and states is not None and states.snapshots > 0
         self.max_scores = max_scores
+        self.speculator = speculator
         self.tables = BlockTables(
             pool,
             rows,
@@ -165,6 +168,10 @@ class Scheduler:
                 break
             plan.chunks.append((head, take))
             room.take(take, head.computed)
+        if self.speculator is not None and not plan.preempted:
+            # Backends have as many rows of logits as sequences may run.
+            spare = self.max_running - len(self.running) - self.pending_forks
+            self._plan_drafts(plan, self.speculator, min(room.tokens, spare))
         self._plan_samples(plan, now)
         self._plan_scores(plan)
         self._charge(plan.samples, 1)
@@ -178,7 +185,9 @@ class Scheduler:
             sequence.computed += 1
         for sequence, taken in plan.chunks:
             sequence.computed += taken
-        for sequence in plan.samples:
+        for draft in plan.drafts:
+            draft.sequence.computed += 1
+        for sequence in (*plan.samples, *(draft.sequence for draft in plan.drafts)):
             sequence.total += 1
             sequence.pending += 1
 
@@ -209,6 +218,20 @@ class Scheduler:
             sequence.total += steps
             self.tables.trim(sequence, sequence.computed)
 
+    def on_verified(self, draft: Draft, tokens: list[int]) -> None:
+        """Count the accepted `tokens` of a draft: they are sampled and computed. The sample after them is not counted.
+
+        Blocks beyond them are freed.
+        """
+        sequence, count = draft.sequence, len(tokens)
+        known = sequence.num_known_tokens
+        sequence.tokens[known : known + count] = tokens
+        sequence.computed += count
+        sequence.confirmed += count
+        sequence.total += count
+        self.tables.trim(sequence, sequence.computed)
+        self.queue.counter.charge(sequence.request.tenant, OUTPUT_TOKEN * (1 + count))
+
     def on_computed(self, plan: SchedulerOutput, steps: int = 1) -> None:
         """Register the blocks that a computed step filled. Its sequences may have been preempted or ended since.
 
@@ -222,6 +245,9 @@ class Scheduler:
         for sequence, taken in plan.chunks:
             sequence.confirmed += taken
             self._register(sequence)
+        for draft in plan.drafts:
+            draft.sequence.confirmed += 1
+            self._register(draft.sequence)
 
     def on_copied(self, plan: SchedulerOutput, now: float) -> None:
         """The snapshots of a computed step are there: the prefix cache finds them."""
@@ -257,6 +283,8 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """Free everything of a sequence in any state: running, queued, or waiting for its leader's prompt."""
+        if self.speculator is not None and sequence.started:
+            self.speculator.finished(sequence)
         if sequence.state is SequenceState.RUNNING:
             self.running.remove(sequence)
             self._free(sequence, now)
@@ -469,6 +497,21 @@ class Scheduler:
         self.rows.enter(sequence)
         self.running.append(sequence)
         self._batch_rows += 1
+
+    def _plan_drafts(self, plan: SchedulerOutput, speculator: Speculator, room: int) -> None:
+        """Let decoding sequences verify guesses, as far as blocks are empty: nothing is evicted for them."""
+        able = [sequence for sequence in plan.decodes if sequence.speculates]
+        for sequence, tokens, matched in speculator.drafts(able, len(plan.decodes), room) if able else ():
+            end = sequence.computed + 1 + len(tokens)
+            need = self.tables.columns(end) - len(sequence.blocks[0])
+            if 0 < need * self.tables.count <= self.pool.free.size:
+                self.tables.extend(sequence, end)
+            kept = tokens[: sequence.capacity - sequence.computed - 1]
+            if len(kept):
+                self.rows.append(sequence, kept)
+                plan.drafts.append(Draft(sequence, kept, matched))
+        drafted = {id(draft.sequence) for draft in plan.drafts}
+        plan.decodes = [sequence for sequence in plan.decodes if id(sequence) not in drafted]
 
     def _plan_samples(self, plan: SchedulerOutput, now: float) -> None:
         """Sample for sequences whose last token is computed in this step, and for the siblings that wait for them."""

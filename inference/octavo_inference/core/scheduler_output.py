@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.speculation.speculator import Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Snapshot(NamedTuple):
 class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
-    `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
+    `drafts` come last in it: sequences that compute their last token and guesses of those after it, and sample after
+    each of them. `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
     request share one). `scores` are the prompt tokens whose log-probabilities are requested. `pooled` are the sequences
     whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of
     finished sequences that stay unused until their static batch ends.
@@ -45,6 +47,7 @@ class SchedulerOutput:
 
     decodes: list[Sequence] = field(default_factory=list)
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)
+    drafts: list[Draft] = field(default_factory=list)
     samples: list[Sequence] = field(default_factory=list)
     sample_rows: list[int] = field(default_factory=list)
     pooled: list[Sequence] = field(default_factory=list)
@@ -61,9 +64,10 @@ class SchedulerOutput:
     @property
     def sequences(self) -> list[Sequence]:
         """All sequences that take part in the step; some occur twice."""
-        return [*self.decodes, *(sequence for sequence, _ in self.chunks), *self.samples]
+        chunks, drafts = [each[0] for each in self.chunks], [each[0] for each in self.drafts]
+        return [*self.decodes, *chunks, *drafts, *self.samples]
 
     @property
     def empty(self) -> bool:
         """True if there is nothing to compute."""
-        return not self.decodes and not self.chunks
+        return not (self.decodes or self.chunks or self.drafts)

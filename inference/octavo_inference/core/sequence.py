@@ -13,6 +13,7 @@ from octavo_inference.core.model_input import Int32
 from octavo_inference.core.prompt_logprobs import PromptLogprobs
 from octavo_inference.core.request import Request
 from octavo_inference.core.snapshot_policy import SnapshotMarks
+from octavo_inference.core.speculation.acceptance import Trials
 
 
 class SequenceState(Enum):
@@ -83,6 +84,7 @@ class Sequence:
         "tail_shared",
         "tokens",
         "total",
+        "trials",
     )
 
     def __init__(  # noqa: PLR0915 -- a line for each field
@@ -171,6 +173,8 @@ class Sequence:
         )
         self.rules = rules
         self.logprobs = sampling.reports_logprobs
+        # How its guessed tokens fared.
+        self.trials = Trials()
         # The engine has nothing to do between two of its tokens.
         self.plain = not (guided or self.logprobs)
         self.ruled = len(rules.bias_ids) > 0 or len(rules.word_ends) > 0
@@ -183,6 +187,11 @@ class Sequence:
     def constrained(self) -> bool:
         """True if the request's own rules or its guidance may rule out every token."""
         return self.rules.changes_logits or self.guide is not None
+
+    @property
+    def speculates(self) -> bool:
+        """True if guesses of its next tokens can be verified: a mask of a grammar is known for one token only."""
+        return self.guide is None and not self.tail_shared and not self.forks
 
     @property
     def num_known_tokens(self) -> int:

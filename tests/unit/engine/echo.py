@@ -16,6 +16,7 @@ from octavo_inference.core.model_input import NO_CHOICE, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
+from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import PoolLayout, one_group
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights
@@ -271,6 +272,7 @@ def make_runner(
     pace: float = 1.0,
     load_vocabulary: Callable[[], Compile] | None = None,
     layout: PoolLayout = PLAIN,
+    speculator: Speculator | None = None,
 ) -> Runner:
     limits = EngineLimits(
         max_model_len,
@@ -285,7 +287,8 @@ def make_runner(
     )
     clock = Ticks(pace)
     backend = EchoBackend(blocks, layout=layout) if backend is None else backend
-    return Runner(Engine(backend, CONFIG, limits, clock=clock, load_vocabulary=load_vocabulary), clock)
+    engine = Engine(backend, CONFIG, limits, clock=clock, load_vocabulary=load_vocabulary, speculator=speculator)
+    return Runner(engine, clock)
 
 
 def alone(prompt: Sequence[int], count: int, seed: int, index: int = 0, layout: PoolLayout = PLAIN) -> list[int]:

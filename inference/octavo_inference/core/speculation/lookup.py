@@ -1,0 +1,69 @@
+"""Prompt lookup: what followed the last time that these tokens came. Pure.
+
+Answers that edit, quote or continue a text of the prompt repeat long pieces of it (Saxena 2023). The longest match is
+found, as by a suffix automaton (Hu et al. 2024), but from the tokens alone: numpy narrows the places of the last token
+in a few microseconds, and nothing has to be kept for a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+
+_LONGEST = 32
+"""Tokens of a match that are compared: a longer one is not worth more."""
+_NOTHING = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Tokens that may follow, and how many tokens before them matched."""
+
+    tokens: Int32
+    matched: int
+
+
+NO_GUESS = Guess(_NOTHING, 0)
+
+
+def continuation(tokens: Int32, most: int) -> Guess:
+    """What followed the last occurrence of the longest suffix of `tokens` [n] that occurs before: at most `most` tokens.
+
+    If the text ends within the continuation, it repeats what is between both occurrences.
+    """
+    if len(tokens) < 2 or most < 1:
+        return NO_GUESS
+    at, matched = _longest(tokens[:-1], tokens)
+    if not matched:
+        return NO_GUESS
+    follows = tokens[at + 1 : at + 1 + most]
+    return Guess(follows if len(follows) == most else np.resize(follows, most), matched)
+
+
+def continuation_in(text: Int32, tokens: Int32, most: int) -> Guess:
+    """What followed the last occurrence of the longest suffix of `tokens` in another text, which ids below 0 divide."""
+    if not len(tokens) or most < 1:
+        return NO_GUESS
+    at, matched = _longest(text, tokens)
+    follows = text[at + 1 : at + 1 + most] if matched else _NOTHING
+    ends = np.flatnonzero(follows < 0)
+    follows = follows[: ends[0]] if len(ends) else follows
+    return Guess(follows, matched) if len(follows) else NO_GUESS
+
+
+def _longest(text: Int32, tokens: Int32) -> tuple[int, int]:
+    """Where the longest suffix of `tokens` last ends in `text`, and its length; 0 if its last token does not occur."""
+    places = np.flatnonzero(text == tokens[-1])
+    matched = 0
+    while len(places):
+        found = places
+        matched += 1
+        if matched in {_LONGEST, len(tokens)}:
+            break
+        places = found[found >= matched]
+        places = places[text[places - matched] == tokens[-1 - matched]]
+    return (int(found[-1]), matched) if matched else (-1, 0)

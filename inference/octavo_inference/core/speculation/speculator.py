@@ -1,0 +1,83 @@
+"""Plans what a step verifies: guesses of a proposer, as many as make the step worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.speculation.acceptance import Acceptance
+from octavo_inference.core.speculation.counts import SpeculationCounts
+from octavo_inference.core.speculation.lengths import Candidate, lengths
+from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
+from octavo_inference.core.speculation.step_times import StepTimes
+
+Int32 = NDArray[np.int32]
+
+
+class Draft(NamedTuple):
+    """Guessed tokens of a sequence, for a step to verify."""
+
+    sequence: Sequence
+    tokens: Int32
+    matched: int
+
+
+class Proposer(Protocol):
+    """Guesses the tokens that follow sequences."""
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        """At most `most` tokens that may follow the known ones of a sequence."""
+        ...
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        ...
+
+
+class Speculator:
+    """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most."""
+
+    def __init__(self, proposer: Proposer, most: int) -> None:
+        self._proposer = proposer
+        self._most = most
+        self._acceptance = Acceptance()
+        self._times = StepTimes()
+        self.counts = SpeculationCounts()
+
+    def drafts(self, sequences: List[Sequence], rows: int, room: int) -> list[Draft]:
+        """What to verify of these sequences in a step of `rows` decodes, of at most `room` tokens in all."""
+        if room <= 0:
+            return []
+        guesses = [self._guess(sequence, min(self._most, room)) for sequence in sequences]
+        candidates = [
+            Candidate(len(guess.tokens), self._acceptance.rate(sequence.trials, guess.matched))
+            for sequence, guess in zip(sequences, guesses, strict=True)
+        ]
+        counts = lengths(candidates, rows, room, self._times.seconds)
+        return [
+            Draft(sequence, guess.tokens[:count], guess.matched)
+            for sequence, guess, count in zip(sequences, guesses, counts, strict=True)
+            if count
+        ]
+
+    def _guess(self, sequence: Sequence, most: int) -> Guess:
+        # The token after the last guess is sampled too: it must not be beyond the limit.
+        most = min(most, sequence.limit - sequence.total - 1)
+        return self._proposer.guess(sequence, most) if most > 0 else NO_GUESS
+
+    def verified(self, draft: Draft, accepted: int) -> None:
+        """Note that so many tokens of a draft were accepted."""
+        self._acceptance.observe(draft.sequence.trials, draft.matched, len(draft.tokens), accepted)
+        self.counts.add(len(draft.tokens), accepted)
+
+    def stepped(self, tokens: int, seconds: float, steps: int = 1) -> None:
+        """Note the time of a step without prompts, with so many query tokens, or the mean of several such steps."""
+        self._times.add(tokens, seconds, steps)
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence has ended."""
+        self._proposer.finished(sequence)

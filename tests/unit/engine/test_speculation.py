@@ -1,0 +1,160 @@
+"""Speculation changes when tokens come, never which: with any guesses, right or wrong."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.tiers import scaled
+
+from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.speculation.lookup import Guess
+from octavo_inference.core.speculation.proposers import NgramProposer
+from octavo_inference.core.speculation.recent_outputs import RecentOutputs
+from octavo_inference.core.speculation.speculator import Speculator
+
+from .echo import EchoBackend, Runner, alone, make_runner
+from .loads import LIMITS, Load, loads
+from .runs import RunningBackend
+
+
+class Oracle:
+    """Guesses that are right up to a token that it chooses by chance."""
+
+    def __init__(self, randomness: random.Random, seed: int = 5) -> None:
+        self.randomness = randomness
+        self.seed = seed
+        self.ended: list[Sequence] = []
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        """The next tokens of the answer, with one that may be wrong."""
+        done = sequence.num_known_tokens - sequence.prompt_len
+        prompt = sequence.tokens[: sequence.prompt_len].tolist()
+        right = alone(prompt, done + most, self.seed, sequence.index)[done:]
+        count = self.randomness.randint(0, most)
+        guessed = np.array(right[:count], np.int32)
+        if count and self.randomness.random() < 0.7:
+            guessed[self.randomness.randrange(count)] = self.randomness.randrange(60)
+        return Guess(guessed, self.randomness.randint(1, 12))
+
+    def finished(self, sequence: Sequence) -> None:
+        self.ended.append(sequence)
+
+
+def cached(run: Runner) -> set[bytes]:
+    """The keys of the blocks in the prefix cache."""
+    return set(run.engine.scheduler.pool.by_hash)
+
+
+@settings(max_examples=scaled(80), deadline=None)
+@given(
+    load=loads(18, logprobs=(None, 1)),
+    blocks=st.integers(10, 40),
+    limits=LIMITS,
+    runs=st.booleans(),
+    randomness=st.randoms(use_true_random=False),
+)
+def test_answers_are_those_without_guesses(
+    load: Load, blocks: int, limits: dict[str, Any], runs: bool, randomness: random.Random
+) -> None:
+    """With several answers to a request, preemption, swaps, chunks, stop ids, aborts, and runs of steps between."""
+    backend = RunningBackend(blocks, lambda: randomness.randint(1, 9)) if runs else EchoBackend(blocks)
+    speculator = Speculator(Oracle(randomness), 5)
+    run = make_runner(backend, max_model_len=40, pace=1e-6, speculator=speculator, **limits)
+    load.run(run)
+    run.engine.check()
+    steps = run.engine.stats().steps
+    assert steps.count == len(backend.batches)
+    assert steps.rows + steps.prefill == sum(len(batch.tokens) for batch in backend.batches)
+    assert speculator.counts.accepted <= speculator.counts.drafted
+
+
+def test_right_guesses_save_steps_and_wrong_ones_none() -> None:
+    for wrong, most_steps in ((0.0, 6), (1.0, 24)):
+        randomness = random.Random(1)
+        oracle = Oracle(randomness)
+        guess = oracle.guess
+
+        def always(sequence: Sequence, most: int, guess: Any = guess, wrong: float = wrong) -> Guess:
+            done = sequence.num_known_tokens - sequence.prompt_len
+            right = np.array(alone(sequence.tokens[: sequence.prompt_len].tolist(), done + most, 5)[done:], np.int32)
+            return Guess(right if not wrong else (right + 1) % 60, 9)
+
+        oracle.guess = always  # type: ignore[method-assign]
+        run = make_runner(speculator=Speculator(oracle, 4))
+        run.submit("r", [1, 2, 3], max_tokens=20, seed=5)
+        assert run.finish() == {("r", 0): alone([1, 2, 3], 20, 5)}
+        assert len(run.engine.backend.batches) <= most_steps
+
+
+def test_a_stop_id_within_a_draft_ends_the_answer_there() -> None:
+    answer = alone([1, 2, 3], 12, 5)
+    run = make_runner(speculator=Speculator(Oracle(random.Random(3)), 8))
+    run.submit("r", [1, 2, 3], max_tokens=12, seed=5, stop_token_ids=(answer[6],))
+    assert run.finish()["r", 0] == answer[: answer.index(answer[6]) + 1]
+
+
+def test_log_probabilities_come_with_each_token() -> None:
+    run = make_runner(speculator=Speculator(Oracle(random.Random(2)), 5))
+    run.submit("r", [1, 2, 3], max_tokens=15, seed=5, logprobs=1)
+    outputs = []
+    while run.engine.has_work:
+        outputs += run.step()
+    assert [token for output in outputs for token in output.tokens] == alone([1, 2, 3], 15, 5)
+    assert all(len(output.tokens) == len(output.logprobs or []) == 1 for output in outputs)
+
+
+def test_the_prefix_cache_has_what_was_accepted_and_no_guess() -> None:
+    plain, guessing = make_runner(), make_runner(speculator=Speculator(Oracle(random.Random(4)), 5))
+    for run in (plain, guessing):
+        run.submit("r", [1, 2, 3], max_tokens=30, seed=5)
+        run.finish()
+    assert cached(guessing) == cached(plain)
+
+
+def test_guesses_take_no_block_that_another_sequence_would_need() -> None:
+    """With hardly any empty block, drafts are short, and nobody is preempted more often than without."""
+    preempted = []
+    for speculator in (None, Speculator(Oracle(random.Random(5)), 8)):
+        run = make_runner(blocks=12, speculator=speculator)
+        for number in range(3):
+            run.submit(str(number), [number, 2, 3], max_tokens=12, seed=5)
+        run.finish()
+        preempted.append(run.engine.scheduler.preemptions)
+    assert preempted[1] <= preempted[0]
+
+
+def test_a_text_that_repeats_is_guessed_from_itself() -> None:
+    # A prompt whose first token of the answer stands behind an earlier 8.
+    prompts = ([8, first, 1, other, 8] for first in range(60) for other in range(60))
+    prompt = next(each for each in prompts if alone(each, 1, 5) == [each[1]])
+    speculator = Speculator(NgramProposer(shortest=2), 6)
+    run = make_runner(speculator=speculator)
+    run.submit("r", prompt, max_tokens=5, seed=5)
+    assert run.finish()["r", 0] == alone(prompt, 5, 5)
+    assert speculator.counts.drafted > 0
+
+
+def test_an_answer_is_guessed_from_an_earlier_one_of_the_same_tenant_alone() -> None:
+    recent = RecentOutputs(100)
+    speculator = Speculator(NgramProposer(shortest=2, recent=recent), 6)
+    run = make_runner(speculator=speculator)
+    accepted = []
+    for name, tenant in (("first", "a"), ("again", "a"), ("other", "b")):
+        before = speculator.counts.accepted
+        run.submit(name, [1, 2, 3], max_tokens=20, seed=5, tenant=tenant)
+        assert run.finish()[name, 0] == alone([1, 2, 3], 20, 5)
+        accepted.append(speculator.counts.accepted - before)
+    assert accepted[1] > 10
+    assert accepted[2] < accepted[1] / 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_an_end_by_length_is_where_it_is_without(count: int) -> None:
+    run = make_runner(speculator=Speculator(Oracle(random.Random(6)), 8))
+    run.submit("r", [1, 2, 3], max_tokens=count, seed=5)
+    assert run.finish()["r", 0] == alone([1, 2, 3], count, 5)

@@ -53,6 +53,9 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
+SpeculationName = Literal["none", "ngram"]
+MAX_SPECULATION_TOKENS = 16
+
 # The formats of `octavo_inference.chat_format`, and none.
 ToolParserName = Literal[
     "none",
@@ -370,6 +373,51 @@ class EngineSettings:
             ),
         ),
     ] = True
+    speculation: Annotated[
+        SpeculationName,
+        Knob(
+            "guess next tokens and verify them together: ngram continues texts that repeat, from the prompt and the "
+            "answer so far; answers stay the same",
+            api=ApiField(
+                "speculation.method",
+                "method is how the next tokens of an answer are guessed, to verify several of them in one step. ngram "
+                "guesses what followed the last time that the same tokens came, in the prompt or in the answer. Answers "
+                "are the same as without. A step verifies only as many tokens as make it faster, by measured times. "
+                "Requires a model without state layers. Defaults to none.",
+            ),
+        ),
+    ] = "none"
+    speculation_tokens: Annotated[
+        int,
+        Knob(
+            "guessed tokens of a sequence in one step, at most",
+            unit="tokens",
+            metavar="TOKENS",
+            low=1,
+            high=MAX_SPECULATION_TOKENS,
+            api=ApiField(
+                "speculation.maxTokens",
+                "maxTokens is the maximum number of guessed tokens of one sequence that a step verifies. Must be "
+                f"between 1 and {MAX_SPECULATION_TOKENS}. Defaults to 8.",
+            ),
+        ),
+    ] = 8
+    speculation_recent_tokens: Annotated[
+        int,
+        Knob(
+            "tokens of the last answers to the same tenant in which ngram looks too; 0: none",
+            unit="tokens",
+            metavar="TOKENS",
+            low=0,
+            high=2**20,
+            api=ApiField(
+                "speculation.recentTokens",
+                "recentTokens is the number of tokens of the last answers to a tenant in which ngram looks for later "
+                "requests of the same tenant. If 0, it looks in the request alone. Must be between 0 and 1048576. "
+                "Defaults to 0.",
+            ),
+        ),
+    ] = 0
     prefill_slowdown: Annotated[
         float | None,
         Knob(

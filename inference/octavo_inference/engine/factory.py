@@ -27,6 +27,7 @@ from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.engine.quantization import require_floats
+from octavo_inference.engine.speculation import speculator_for
 from octavo_inference.model_loader import (
     ForeignModel,
     LoadedModel,
@@ -112,6 +113,7 @@ def engine_for(
         failpoints=Failpoints.from_environment(),
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
         head=model.head if isinstance(model, LoadedModel) else None,
+        speculator=speculator_for(settings, state_slots=built.backend.state_slots, task=built.config.task),
     )
     resolved = dataclasses.replace(
         settings,

@@ -54,6 +54,7 @@ from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence, SequenceState
+from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.core.speculation.verification import VerifiedDraft, agreed
 from octavo_inference.core.state_pool import StatePool
@@ -167,6 +168,11 @@ class Engine:
     def embedding_size(self) -> int:
         """Elements of an embedding, or 1 for a score; 0 if the backend gives no hidden states."""
         return self.backend.hidden_size if self._head is None else self._head.size
+
+    @property
+    def speculation(self) -> SpeculationTotals | None:
+        """Totals of speculation; None without."""
+        return None if self._speculator is None else self._speculator.totals
 
     @property
     def overlaps(self) -> bool:
@@ -487,8 +493,9 @@ class Engine:
         for step in range(steps):
             self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
         if self._speculator is not None and not plan.chunks:
-            self._speculator.stepped(rows + pending.prefill, seconds, steps)
-        if self._prefill_budget is not None:
+            accepted = sum(each.accepted for each in verified)
+            self._speculator.stepped(rows, pending.prefill, accepted, seconds, steps)
+        if self._prefill_budget is not None and not plan.drafts:
             self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)
         return outputs
 

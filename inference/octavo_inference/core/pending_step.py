@@ -16,8 +16,8 @@ from octavo_inference.core.scheduler_output import SchedulerOutput
 class PendingStep:
     """An in-flight step: its plan, and the time its planning began.
 
-    The step contains `prefill` tokens of chunks and drafts, with `pairs` of one of them and a token before it. Its decodes attend to
-    `context` tokens. It samples once the masks of `guided` rows are filled, possibly by `masks`; `guided` is empty
+    The step contains `prefill` tokens of chunks and drafts, and `pairs` of a chunk's token and one before it. Sequences
+    that decode attend to `context` tokens. It samples once the masks of `guided` rows are filled, possibly by `masks`; `guided` is empty
     afterwards.
     """
 

@@ -34,8 +34,8 @@ class SchedulerOutput:
     """One step's plan: `decodes` compute one token each, `chunks` the stated number; in this order in the batch.
 
     `drafts` come last in it: sequences that compute their last token and guesses of those after it, and sample after
-    each of them. `samples` are the sequences that get a token; `sample_rows` the query token whose logits each uses (siblings of a
-    request share one). `scores` are the prompt tokens whose log-probabilities are requested. `pooled` are the sequences
+    each of them. `samples` are the other sequences that get a token; `sample_rows` the query token whose logits each
+    uses (siblings of a request share one). `scores` are the prompt tokens whose log-probabilities are requested. `pooled` are the sequences
     whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of
     finished sequences that stay unused until their static batch ends.
 

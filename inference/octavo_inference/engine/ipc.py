@@ -13,6 +13,7 @@ from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
 from octavo_inference.core.counters import GuidanceTotals
 from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
+from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.models.task import Task
 from octavo_protocol.load import EngineStats, StepSums
 from octavo_protocol.server_settings import ServerSettings
@@ -72,7 +73,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
 
     `stalled`: it left sequences waiting that it could not start. `known`, `forgotten`: keys
     (`octavo_protocol.hashing.keys`) of blocks added to and removed from the prefix cache since the last message.
-    `guidance`: totals so far, None while no request had any.
+    `guidance`: totals so far, None while no request had any. `speculation`: the same, None without speculation.
     """
 
     outputs: list[Output]
@@ -81,6 +82,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     known: bytes = b""
     forgotten: bytes = b""
     guidance: GuidanceTotals | None = None
+    speculation: SpeculationTotals | None = None
 
 
 class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):

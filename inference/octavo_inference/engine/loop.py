@@ -72,4 +72,5 @@ class EngineLoop:
             known=known,
             forgotten=forgotten,
             guidance=self._engine.counters.guidance if self._engine.counters.guidance.used else None,
+            speculation=self._engine.speculation,
         )

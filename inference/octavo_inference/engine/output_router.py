@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from octavo_inference.common.errors import OctavoError, QueueFullError, RequestError
 from octavo_inference.core.counters import GuidanceTotals
 from octavo_inference.core.request import ENGINE_GONE, Abort, Output, Request, ResetCache
+from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
 from octavo_protocol.load import EngineStats
@@ -60,6 +61,7 @@ class OutputRouter:
         self.on_step: Callable[[EngineStats], None] | None = None
         """Called with the engine's state after each of its steps."""
         self.guidance = GuidanceTotals()
+        self.speculation: SpeculationTotals | None = None
         """Totals of guided decoding."""
         self.sequences = 0
         """Number of sequences sent to the engine and not finished."""
@@ -138,6 +140,7 @@ class OutputRouter:
         """Route a step's outputs to their requests."""
         self._stats, self._stalled = step.stats, step.stalled
         self.guidance = step.guidance or self.guidance
+        self.speculation = step.speculation
         self.heartbeat += 1
         if self.on_step is not None:
             self.on_step(step.stats)

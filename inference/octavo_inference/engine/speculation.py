@@ -19,7 +19,9 @@ def speculator_for(settings: EngineSettings, *, state_slots: int, task: str) -> 
             raise SettingsError("speculation_recent_tokens is for speculation ngram", "speculation_recent_tokens")
         return None
     if task != "generate":
-        raise SettingsError(f"speculation is for models that generate text; this one has the task {task}", "speculation")
+        raise SettingsError(
+            f"speculation is for models that generate text; this one has the task {task}", "speculation"
+        )
     if state_slots:
         raise SettingsError(
             "speculation: this model has state layers, whose states cannot go back to before a wrong guess; use none",

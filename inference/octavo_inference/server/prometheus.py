@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.server.goodput import efficiency, factors, waste
 from octavo_inference.server.service import Service
 from octavo_protocol.load import ExpertLoad, LoadReport
@@ -103,6 +104,8 @@ class _ServerCollector(Collector):
         waiting.add_metric([self._model, "deferred"], report.deferred)
         yield waiting
         yield self._cache_config(prefix)
+        if (speculation := self._service.router.speculation) is not None:
+            yield from self._speculation(prefix, speculation)
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
         if prefix == "octavo:":
             for name, text, value in (
@@ -131,6 +134,24 @@ class _ServerCollector(Collector):
                 yield from self._experts(report.expert_load)
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _speculation(self, prefix: str, totals: SpeculationTotals) -> Iterator[Metric]:
+        for name, text, value in (
+            ("num_drafts", "Drafts of guessed tokens that steps verified", totals.drafts),
+            ("num_draft_tokens", "Their tokens", totals.drafted),
+            ("num_accepted_tokens", "Those of them that were accepted", totals.accepted),
+        ):
+            yield self._counter(f"{prefix}spec_decode_{name}", text, value)
+        text = "Drafts whose token at a position was accepted"
+        family = CounterMetricFamily(
+            f"{prefix}spec_decode_num_accepted_tokens_per_pos", text, labels=["model_name", "position"]
+        )
+        for position, count in enumerate(totals.by_position):
+            family.add_metric([self._model, str(position)], count)
+        yield family
+        if prefix == "octavo:":
+            text = "Estimated time that drafts saved; negative if they cost more"
+            yield self._gauge("spec_decode_seconds_saved", text, totals.seconds_saved)
 
     def _states(self, report: LoadReport) -> Iterator[Metric]:
         running = report.state_slots_used - report.state_snapshots

@@ -70,7 +70,7 @@ def test_answers_are_those_without_guesses(
     steps = run.engine.stats().steps
     assert steps.count == len(backend.batches)
     assert steps.rows + steps.prefill == sum(len(batch.tokens) for batch in backend.batches)
-    assert speculator.counts.accepted <= speculator.counts.drafted
+    assert speculator.totals.accepted <= speculator.totals.drafted
 
 
 def test_right_guesses_save_steps_and_wrong_ones_none() -> None:
@@ -136,7 +136,7 @@ def test_a_text_that_repeats_is_guessed_from_itself() -> None:
     run = make_runner(speculator=speculator)
     run.submit("r", prompt, max_tokens=5, seed=5)
     assert run.finish()["r", 0] == alone(prompt, 5, 5)
-    assert speculator.counts.drafted > 0
+    assert speculator.totals.drafted > 0
 
 
 def test_an_answer_is_guessed_from_an_earlier_one_of_the_same_tenant_alone() -> None:
@@ -145,10 +145,10 @@ def test_an_answer_is_guessed_from_an_earlier_one_of_the_same_tenant_alone() -> 
     run = make_runner(speculator=speculator)
     accepted = []
     for name, tenant in (("first", "a"), ("again", "a"), ("other", "b")):
-        before = speculator.counts.accepted
+        before = speculator.totals.accepted
         run.submit(name, [1, 2, 3], max_tokens=20, seed=5, tenant=tenant)
         assert run.finish()[name, 0] == alone([1, 2, 3], 20, 5)
-        accepted.append(speculator.counts.accepted - before)
+        accepted.append(speculator.totals.accepted - before)
     assert accepted[1] > 10
     assert accepted[2] < accepted[1] / 2
 

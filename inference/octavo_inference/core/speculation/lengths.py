@@ -17,16 +17,18 @@ class Candidate:
     rate: float
 
 
-def lengths(
-    candidates: Sequence[Candidate], rows: int, room: int, seconds: Callable[[int], float | None]
-) -> list[int]:
+def lengths(candidates: Sequence[Candidate], rows: int, room: int, seconds: Callable[[int], float | None]) -> list[int]:
     """How many tokens of each candidate to verify: those with which a step has the most tokens per second.
 
     The step decodes `rows` sequences and has room for `room` tokens more. `seconds` is the time of a step with so many
     query tokens, or None as long as nothing is known: then everything is tried.
     """
     chances = sorted(
-        ((-(each.rate ** (1 + place)), place, index) for index, each in enumerate(candidates) for place in range(each.most)),
+        (
+            (-(each.rate ** (1 + place)), place, index)
+            for index, each in enumerate(candidates)
+            for place in range(each.most)
+        ),
     )[:room]
     alone = seconds(rows)
     best, kept, gained = 0.0 if alone is None else rows / alone * _MARGIN, 0, 0.0

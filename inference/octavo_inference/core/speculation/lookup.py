@@ -31,9 +31,9 @@ NO_GUESS = Guess(_NOTHING, 0)
 
 
 def continuation(tokens: Int32, most: int) -> Guess:
-    """What followed the last occurrence of the longest suffix of `tokens` [n] that occurs before: at most `most` tokens.
+    """What followed the last occurrence of the longest suffix of `tokens` [n] that occurs before.
 
-    If the text ends within the continuation, it repeats what is between both occurrences.
+    At most `most` tokens. If the text ends within them, the guess repeats what is between both occurrences.
     """
     if len(tokens) < 2 or most < 1:
         return NO_GUESS

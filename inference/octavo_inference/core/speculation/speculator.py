@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.acceptance import Acceptance
-from octavo_inference.core.speculation.counts import SpeculationCounts
+from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.core.speculation.lengths import Candidate, lengths
 from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
 from octavo_inference.core.speculation.step_times import StepTimes
@@ -46,7 +46,7 @@ class Speculator:
         self._most = most
         self._acceptance = Acceptance()
         self._times = StepTimes()
-        self.counts = SpeculationCounts()
+        self.totals = SpeculationTotals()
 
     def drafts(self, sequences: List[Sequence], rows: int, room: int) -> list[Draft]:
         """What to verify of these sequences in a step of `rows` decodes, of at most `room` tokens in all."""
@@ -72,11 +72,13 @@ class Speculator:
     def verified(self, draft: Draft, accepted: int) -> None:
         """Note that so many tokens of a draft were accepted."""
         self._acceptance.observe(draft.sequence.trials, draft.matched, len(draft.tokens), accepted)
-        self.counts.add(len(draft.tokens), accepted)
+        self.totals.add(len(draft.tokens), accepted)
 
-    def stepped(self, tokens: int, seconds: float, steps: int = 1) -> None:
-        """Note the time of a step without prompts, with so many query tokens, or the mean of several such steps."""
-        self._times.add(tokens, seconds, steps)
+    def stepped(self, rows: int, drafted: int, accepted: int, seconds: float, steps: int = 1) -> None:
+        """Note the time of a step of `rows` sequences without prompts, or the mean of several steps without drafts."""
+        if drafted and (alone := self._times.seconds(rows)) is not None:
+            self.totals.seconds_saved += alone * (rows + accepted) / rows - seconds
+        self._times.add(rows + drafted, seconds, steps)
 
     def finished(self, sequence: Sequence) -> None:
         """A sequence has ended."""

@@ -484,8 +484,8 @@ class Engine:
             self.scheduler.on_copied(plan, self._clock())
         self.counters.add_state(len(self.scheduler.running), self.scheduler.unused_slots(), steps)
         outputs = self._emit(plan, result, tokens[:, : len(plan.samples)])
-        for each in verified:
-            outputs += self._emit_verified(each, result)
+        for draft in verified:
+            outputs += self._emit_verified(draft, result)
         now = self._clock()
         # The device started this step only after it finished the previous one.
         seconds = (now - max(pending.begin, self._collected)) / steps
@@ -493,7 +493,7 @@ class Engine:
         for step in range(steps):
             self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
         if self._speculator is not None and not plan.chunks:
-            accepted = sum(each.accepted for each in verified)
+            accepted = sum(draft.accepted for draft in verified)
             self._speculator.stepped(rows, pending.prefill, accepted, seconds, steps)
         if self._prefill_budget is not None and not plan.drafts:
             self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)

@@ -17,8 +17,8 @@ class PendingStep:
     """An in-flight step: its plan, and the time its planning began.
 
     The step contains `prefill` tokens of chunks and drafts, and `pairs` of a chunk's token and one before it. Sequences
-    that decode attend to `context` tokens. It samples once the masks of `guided` rows are filled, possibly by `masks`; `guided` is empty
-    afterwards.
+    that decode attend to `context` tokens. It samples once the masks of `guided` rows are filled, possibly by `masks`;
+    `guided` is empty afterwards.
     """
 
     plan: SchedulerOutput

@@ -35,9 +35,9 @@ class SchedulerOutput:
 
     `drafts` come last in it: sequences that compute their last token and guesses of those after it, and sample after
     each of them. `samples` are the other sequences that get a token; `sample_rows` the query token whose logits each
-    uses (siblings of a request share one). `scores` are the prompt tokens whose log-probabilities are requested. `pooled` are the sequences
-    whose embedding this step completes. `preempted` sequences lost their blocks and wait again. `idle_rows` are rows of
-    finished sequences that stay unused until their static batch ends.
+    uses (siblings of a request share one). `scores` are the prompt tokens whose log-probabilities are requested.
+    `pooled` are the sequences whose embedding this step completes. `preempted` sequences lost their blocks and wait
+    again. `idle_rows` are rows of finished sequences that stay unused until their static batch ends.
 
     Before the step, in this order: `swap_out` are blocks of a preempted sequence to copy to the host, and the row of
     its state. `swap_in` are blocks to restore, with the index of the first saved block to copy. `block_copies` are

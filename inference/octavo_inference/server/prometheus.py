@@ -137,11 +137,11 @@ class _ServerCollector(Collector):
 
     def _speculation(self, prefix: str, totals: SpeculationTotals) -> Iterator[Metric]:
         for name, text, value in (
-            ("num_drafts", "Drafts of guessed tokens that steps verified", totals.drafts),
-            ("num_draft_tokens", "Their tokens", totals.drafted),
-            ("num_accepted_tokens", "Those of them that were accepted", totals.accepted),
+            ("spec_decode_num_drafts", "Drafts of guessed tokens that steps verified", totals.drafts),
+            ("spec_decode_num_draft_tokens", "Their tokens", totals.drafted),
+            ("spec_decode_num_accepted_tokens", "Those of them that were accepted", totals.accepted),
         ):
-            yield self._counter(f"{prefix}spec_decode_{name}", text, value)
+            yield self._counter(prefix + name, text, value)
         text = "Drafts whose token at a position was accepted"
         family = CounterMetricFamily(
             f"{prefix}spec_decode_num_accepted_tokens_per_pos", text, labels=["model_name", "position"]

@@ -82,6 +82,19 @@ class SchedulerSpec(ApiBlock):
     )
 
 
+@with_knobs("speculation")
+class SpeculationSpec(ApiBlock):
+    """How several tokens of an answer are verified in one step."""
+
+    RULES = (
+        Rule(
+            rule="!(has(self.maxTokens) || has(self.recentTokens)) || (has(self.method) && self.method != 'none')",
+            message="speculation.maxTokens and speculation.recentTokens need speculation.method ngram; leave them out, or "
+            "set the method",
+        ),
+    )
+
+
 class KeyRef(ApiBlock):
     """KeyRef selects a key of a Secret or ConfigMap in the same namespace."""
 
@@ -232,6 +245,9 @@ class EngineSpec(EngineKnobs):
         default=Parallelism(), description="parallelism defines how the GPUs of one replica share the model."
     )
     kv: Kv = Field(default=Kv(), description="kv defines the KV cache pool of one replica.")
+    speculation: SpeculationSpec = Field(
+        default=SpeculationSpec(), description="speculation defines how guessed tokens are verified, several in one step."
+    )
     scheduler: SchedulerSpec = Field(
         default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."
     )

@@ -118,6 +118,7 @@ class Engine:
             config.vocab,
             backend.hidden_size,
             len(backend.layout.groups),
+            masks=0 if speculator is None else limits.max_running,
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
@@ -571,6 +572,9 @@ class Engine:
         first = len(plan.samples)
         for draft in plan.drafts:
             end = first + 1 + len(draft.tokens)
+            if draft.sequence.state is SequenceState.FINISHED:
+                first = end  # its mask could not be filled
+                continue
             accepted = agreed(draft, result.tokens[first:end])
             self.scheduler.on_verified(draft, result.tokens[first : first + accepted].tolist())
             if self._speculator is not None:

@@ -205,7 +205,7 @@ def _adjustments(sample: RowSamples, table: RowTable) -> list[LogitAdjust | None
 
 def _adjustment(penalty: Penalty, table: RowTable, row: int) -> LogitAdjust:
     tokens = table.tokens[row]
-    mask = table.mask[row] if penalty.mask else _NO_IDS
+    mask = table.mask[row if penalty.mask_row is None else penalty.mask_row] if penalty.mask else _NO_IDS
     return LogitAdjust(
         prompt=tokens[: penalty.prompt_len],
         output=tokens[penalty.prompt_len : penalty.total],

@@ -24,6 +24,7 @@ from octavo_inference.core.model_input import (
 )
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.speculation.guidance import GuideAhead
 
 _NO_IDS = np.empty(0, np.int32)
 
@@ -31,11 +32,15 @@ _NO_IDS = np.empty(0, np.int32)
 class InputBatch:
     """Rows of running sequences, with at most `max_len` tokens per sequence and blocks of `block_size` tokens.
 
-    `hidden` is the size of a pooled hidden state, `groups` the number of block tables of a sequence.
+    `hidden` is the size of a pooled hidden state, `groups` the number of block tables of a sequence. `masks`: most
+    guessed tokens of guided sequences in a step.
     """
 
-    def __init__(self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1) -> None:
-        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden, groups)
+    def __init__(
+        self, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1, masks: int = 0
+    ) -> None:
+        self.table = RowTable.zeros(rows, max_len, block_size, vocab, hidden, groups, masks)
+        self._rows = rows
         self._logprobs = np.zeros(rows, np.int32)
         self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
@@ -107,7 +112,24 @@ class InputBatch:
         """The sample rows of a plan whose masks have to be computed."""
         if not self._guided:
             return []
-        return [GuidedRow(s, s.guide, s.row, self.table.mask[s.row]) for s in plan.samples if s.guide is not None]
+        rows = [GuidedRow(s, s.guide, s.row, self.table.mask[s.row]) for s in plan.samples if s.guide is not None]
+        masks = self._mask_rows(plan)
+        for sequence, tokens, _ in plan.drafts:
+            if sequence.guide is None:
+                continue
+            rows.append(GuidedRow(sequence, sequence.guide, sequence.row, self.table.mask[sequence.row]))
+            ahead = GuideAhead(sequence.guide)
+            for place in range(1, 1 + len(tokens)):
+                row = masks[sequence.row, place]
+                after = ahead.after(int(tokens[place - 1]))
+                rows.append(GuidedRow(sequence, after, row, self.table.mask[row]))
+        return rows
+
+    def _mask_rows(self, plan: SchedulerOutput) -> dict[tuple[int, int], int]:
+        """The mask of each guessed token of guided sequences, by the sequence's row and the token's place."""
+        guided = [draft for draft in plan.drafts if draft.sequence.guide is not None]
+        keys = [(draft.sequence.row, place) for draft in guided for place in range(1, 1 + len(draft.tokens))]
+        return {key: self._rows + number for number, key in enumerate(keys)}
 
     def set_blocks(self, sequence: Sequence, group: int, first: int, blocks: list[int]) -> None:
         """Write entries of one of a sequence's block tables, from `first` on."""
@@ -120,6 +142,7 @@ class InputBatch:
         """Build the step of a plan, with all changes since the last step: decodes first, then the chunks."""
         changes, self._changes = self._changes, []
         rows, query_start, seq_len = _sequences(plan)
+        masks = self._mask_rows(plan)
         samples = [(s, s.total) for s in plan.samples]
         samples += [(s, s.total + place) for s, tokens, _ in plan.drafts for place in range(1 + len(tokens))]
         chosen = np.array([s.row for s, _ in samples], np.int32)
@@ -129,14 +152,17 @@ class InputBatch:
             row=chosen,
             position=np.array([position for _, position in samples], np.int32),
             logprobs=self._logprobs[chosen],
-            penalties=[_penalty(s, at) if s.penalised or at < s.min_total else None for s, at in samples],
+            penalties=[
+                _penalty(s, at, masks.get((s.row, at - s.total))) if s.penalised or at < s.min_total else None
+                for s, at in samples
+            ],
             report_ids=self._report_ids[chosen] if self._report_ids.any() else _NO_IDS,
         )
         scores = [
             PromptScores(each.query, each.sequence.row, each.position, each.count, each.scores.logprobs)
             for each in plan.scores
         ]
-        guided = self._guided > 0 and any(s.guide is not None for s in plan.samples)
+        guided = self._guided > 0 and any(s.guide is not None for s, _ in samples)
         return RowStep(
             changes,
             rows,
@@ -193,7 +219,7 @@ def _pooling(plan: SchedulerOutput) -> RowPooling | None:
     return RowPooling(*np.array(entries, np.int32).T.copy()) if entries else None
 
 
-def _penalty(sequence: Sequence, total: int) -> Penalty:
+def _penalty(sequence: Sequence, total: int, mask_row: int | None) -> Penalty:
     sampling = sequence.request.sampling
     return Penalty(
         prompt_len=sequence.prompt_len,
@@ -204,4 +230,5 @@ def _penalty(sequence: Sequence, total: int) -> Penalty:
         banned=sequence.banned if total < sequence.min_total else _NO_IDS,
         rules=sequence.ruled,
         mask=len(sequence.rules.mask) > 0 or sequence.guide is not None,
+        mask_row=mask_row,
     )

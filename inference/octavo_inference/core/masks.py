@@ -11,12 +11,11 @@ import queue
 import threading
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from octavo_inference.common.errors import RequestError
-from octavo_inference.core.guidance import Guide
 from octavo_inference.core.model_input import Int32
 
 if TYPE_CHECKING:
@@ -28,11 +27,19 @@ log = logging.getLogger(__name__)
 _PATIENCE = 0.25
 
 
+class Fills(Protocol):
+    """What writes the ids that may follow to a mask (`Guide.fill`)."""
+
+    def fill(self, mask: Int32) -> None:
+        """Raises `RequestError` if the state is too complex."""
+        ...
+
+
 class GuidedRow(NamedTuple):
-    """A sample row whose mask has to be filled: the sequence and its state, its row in the row table, and the mask."""
+    """A sample row whose mask has to be filled: the sequence and its state, and the mask with its row in the table."""
 
     sequence: Sequence
-    guide: Guide
+    guide: Fills
     row: int
     mask: Int32
 

@@ -53,10 +53,16 @@ class RowTable:
     block_size: int
 
     @classmethod
-    def zeros(cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1) -> RowTable:
-        """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens."""
-        widths = max_len, len(SAMPLING), RULES_WIDTH, mask_width(vocab)
-        tokens, sampling, rules, mask = (np.zeros((rows, width), np.int32) for width in widths)
+    def zeros(
+        cls, rows: int, max_len: int, block_size: int, vocab: int, hidden: int = 0, groups: int = 1, masks: int = 0
+    ) -> RowTable:
+        """Allocate an empty table for `max_len` tokens per sequence and blocks of `block_size` tokens.
+
+        `masks` rows of masks follow those of the sequences, for samples that need one of their own.
+        """
+        widths = max_len, len(SAMPLING), RULES_WIDTH
+        tokens, sampling, rules = (np.zeros((rows, width), np.int32) for width in widths)
+        mask = np.zeros((rows + masks, mask_width(vocab)), np.int32)
         blocks = np.zeros((rows, groups, -(-max_len // block_size)), np.int32)
         return cls(tokens, blocks, sampling, rules, mask, np.zeros((rows, hidden), np.float32), block_size)
 
@@ -95,7 +101,8 @@ class Penalty(NamedTuple):  # one per row and step, as `RowChange`
 
     The first `prompt_len` of these are the prompt, the others the output. The repetition penalty counts both; presence
     and frequency only the output, as in the OpenAI API. `banned` ids get -inf (end-of-sequence and stop ids before
-    `min_tokens`). `rules` and `mask`: the row's entries of these fields of the table apply.
+    `min_tokens`). `rules` and `mask`: the row's entries of these fields of the table apply. `mask_row`: the row of the
+    mask, if it is another one than that of the sequence.
     """
 
     prompt_len: int
@@ -106,6 +113,7 @@ class Penalty(NamedTuple):  # one per row and step, as `RowChange`
     banned: Int32
     rules: bool = False
     mask: bool = False
+    mask_row: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,8 +190,8 @@ class Sequence:
 
     @property
     def speculates(self) -> bool:
-        """True if guesses of its next tokens can be verified: a mask of a grammar is known for one token only."""
-        return self.guide is None and not self.tail_shared and not self.forks
+        """True if it has blocks and samples of its own, so that guesses of its next tokens can be verified."""
+        return not self.tail_shared and not self.forks
 
     @property
     def num_known_tokens(self) -> int:

@@ -113,7 +113,12 @@ def engine_for(
         failpoints=Failpoints.from_environment(),
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
         head=model.head if isinstance(model, LoadedModel) else None,
-        speculator=speculator_for(settings, state_slots=built.backend.state_slots, task=built.config.task),
+        speculator=speculator_for(
+            settings,
+            state_slots=built.backend.state_slots,
+            task=built.config.task,
+            steps_ahead=built.backend.steps_ahead,
+        ),
     )
     resolved = dataclasses.replace(
         settings,

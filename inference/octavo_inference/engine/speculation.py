@@ -12,7 +12,7 @@ _SHORTEST = 2
 """Tokens that have to match before a guess: after one alone, nearly every guess is wrong."""
 
 
-def speculator_for(settings: EngineSettings, *, state_slots: int, task: str) -> Speculator | None:
+def speculator_for(settings: EngineSettings, *, state_slots: int, task: str, steps_ahead: int) -> Speculator | None:
     """What guesses tokens; None without speculation. Raises `SettingsError` for a model that cannot."""
     if settings.speculation == "none":
         if settings.speculation_recent_tokens:
@@ -28,4 +28,5 @@ def speculator_for(settings: EngineSettings, *, state_slots: int, task: str) -> 
             "speculation",
         )
     recent = RecentOutputs(settings.speculation_recent_tokens) if settings.speculation_recent_tokens else None
-    return Speculator(NgramProposer(_SHORTEST, recent), settings.speculation_tokens)
+    # A backend that runs ahead keeps a row table of its own.
+    return Speculator(NgramProposer(_SHORTEST, recent), settings.speculation_tokens, guided=not steps_ahead)

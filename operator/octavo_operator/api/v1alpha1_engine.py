@@ -246,7 +246,8 @@ class EngineSpec(EngineKnobs):
     )
     kv: Kv = Field(default=Kv(), description="kv defines the KV cache pool of one replica.")
     speculation: SpeculationSpec = Field(
-        default=SpeculationSpec(), description="speculation defines how guessed tokens are verified, several in one step."
+        default=SpeculationSpec(),
+        description="speculation defines how guessed tokens are verified, several in one step.",
     )
     scheduler: SchedulerSpec = Field(
         default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."

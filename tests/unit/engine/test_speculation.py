@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_inference.core.request import Guidance
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.lookup import Guess
 from octavo_inference.core.speculation.proposers import NgramProposer
@@ -18,8 +19,10 @@ from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
 
 from .echo import EchoBackend, Runner, alone, make_runner
+from .fake_grammar import Compiler, grammar
 from .loads import LIMITS, Load, loads
 from .runs import RunningBackend
+from .test_guided import REQUESTS
 
 
 class Oracle:
@@ -158,3 +161,70 @@ def test_an_end_by_length_is_where_it_is_without(count: int) -> None:
     run = make_runner(speculator=Speculator(Oracle(random.Random(6)), 8))
     run.submit("r", [1, 2, 3], max_tokens=count, seed=5)
     assert run.finish()["r", 0] == alone([1, 2, 3], count, 5)
+
+
+class Remembered:
+    """Guesses from the answers of an earlier run, each token wrong by chance."""
+
+    def __init__(self, answers: dict[tuple[str, int], list[int]], randomness: random.Random) -> None:
+        self._answers = answers
+        self._randomness = randomness
+
+    def guess(self, sequence: Sequence, most: int) -> Guess:
+        answer = self._answers.get((sequence.request.id, sequence.index), [])
+        done = sequence.num_known_tokens - sequence.prompt_len
+        right = answer[done : done + self._randomness.randint(0, most)]
+        wrong = self._randomness.random() / 2
+        guessed = [self._randomness.randrange(60) if self._randomness.random() < wrong else token for token in right]
+        return Guess(np.array(guessed, np.int32), self._randomness.randint(1, 12))
+
+    def finished(self, sequence: Sequence) -> None:
+        pass
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(
+    requests=REQUESTS,
+    blocks=st.integers(12, 24),
+    limits=LIMITS,
+    arrivals=st.lists(st.integers(0, 3), min_size=7, max_size=7),
+    stops=st.sets(st.integers(0, 59), max_size=6),
+    randomness=st.randoms(use_true_random=False),
+)
+def test_guided_answers_are_those_without_guesses(
+    requests: list[Any], blocks: int, limits: dict[str, Any], arrivals: list[int], stops: set[int],
+    randomness: random.Random,
+) -> None:  # fmt: skip
+    """With grammars, thinking and its budget, allowed ids, forced tokens and several answers to a request."""
+    answers: dict[tuple[str, int], list[int]] = {}
+    for speculator in (None, Speculator(Remembered(answers, randomness), 5)):
+        compiler = Compiler()
+        run = make_runner(
+            EchoBackend(blocks), max_model_len=36, load_vocabulary=lambda each=compiler: each, speculator=speculator,
+            **limits,
+        )  # fmt: skip
+        for i, (prompt, count, n, guidance, allowed) in enumerate(requests):
+            given = {"guidance": guidance, "allowed_token_ids": allowed, "stop_token_ids": tuple(stops)}
+            run.submit(str(i), prompt, max_tokens=count, n=n, seed=5, **given)
+            for _ in range(arrivals[i]):
+                run.engine.wait()
+                run.step()
+        found = run.finish()
+        if speculator is None:
+            answers.update(found)
+        assert found == answers
+        run.engine.check()
+
+
+def test_a_json_answer_is_guessed_within_its_grammar() -> None:
+    """Guesses that the grammar rules out are left out, and masks behind the others are computed."""
+    text = grammar(3, 12)
+    answers = {}
+    for speculator in (None, Speculator(Remembered(answers, random.Random(1)), 6)):
+        run = make_runner(load_vocabulary=Compiler, speculator=speculator)
+        run.submit("r", [1, 2, 3], max_tokens=12, seed=5, guidance=Guidance(grammar=text))
+        answers.update(run.finish())
+        steps = len(run.engine.backend.batches)
+    assert speculator is not None
+    assert speculator.totals.accepted > 0
+    assert steps < len(answers["r", 0])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.acceptance import Acceptance
 from octavo_inference.core.speculation.counts import SpeculationTotals
+from octavo_inference.core.speculation.guidance import allowed
 from octavo_inference.core.speculation.lengths import Candidate, lengths
 from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
 from octavo_inference.core.speculation.step_times import StepTimes
@@ -39,11 +40,15 @@ class Proposer(Protocol):
 
 
 class Speculator:
-    """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most."""
+    """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most.
 
-    def __init__(self, proposer: Proposer, most: int) -> None:
+    `guided`: also of sequences with guidance. A backend with a row table of its own has no masks for their guesses.
+    """
+
+    def __init__(self, proposer: Proposer, most: int, *, guided: bool = True) -> None:
         self._proposer = proposer
         self._most = most
+        self._guided = guided
         self._acceptance = Acceptance()
         self._times = StepTimes()
         self.totals = SpeculationTotals()
@@ -67,7 +72,13 @@ class Speculator:
     def _guess(self, sequence: Sequence, most: int) -> Guess:
         # The token after the last guess is sampled too: it must not be beyond the limit.
         most = min(most, sequence.limit - sequence.total - 1)
-        return self._proposer.guess(sequence, most) if most > 0 else NO_GUESS
+        guide = sequence.guide
+        if most <= 0 or (guide is not None and not self._guided):
+            return NO_GUESS
+        guess = self._proposer.guess(sequence, most)
+        if guide is None or not len(guess.tokens):
+            return guess
+        return Guess(guess.tokens[: allowed(guide, guess.tokens)], guess.matched)
 
     def verified(self, draft: Draft, accepted: int) -> None:
         """Note that so many tokens of a draft were accepted."""

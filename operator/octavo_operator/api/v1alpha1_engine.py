@@ -89,8 +89,8 @@ class SpeculationSpec(ApiBlock):
     RULES = (
         Rule(
             rule="!(has(self.maxTokens) || has(self.recentTokens)) || (has(self.method) && self.method != 'none')",
-            message="speculation.maxTokens and speculation.recentTokens need speculation.method ngram; leave them out, or "
-            "set the method",
+            message="speculation.maxTokens and speculation.recentTokens need speculation.method ngram; leave them out, "
+            "or set the method",
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,12 +22,14 @@ from octavo_inference.core.gather import gather
 from octavo_inference.core.logit_rules import bitmask
 from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
 from octavo_inference.core.request import Guidance, Output, TokenLogprobs
+from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Tensor, Weights
 
 from ..unit.engine.echo import CONFIG, Runner, make_runner, tiny_model  # noqa: TID252 -- tests are no package
 from ..unit.engine.fake_grammar import FakeMatcher, grammar  # noqa: TID252 -- as above
+from ..unit.engine.test_speculation import Remembered  # noqa: TID252 -- as above
 
 Model = tuple[ModelConfig, Weights]
 BLOCK, LONGEST = 8, 32
@@ -108,6 +111,15 @@ def run(backend: Backend, **limits: Any) -> Runner:
 @pytest.fixture(scope="module")
 def expected() -> dict[str, dict[tuple[str, int], list[int]]]:
     return {name: run(reference(make()), **NO_CACHE).tokens for name, make in MODELS.items()}
+
+
+def test_guesses_that_are_verified_change_no_answer(expected: dict[str, dict[tuple[str, int], list[int]]]) -> None:
+    """Drafts are chunks that sample at each token; the device's row table gets guesses and samples."""
+    answers = expected["plain"]
+    speculator = Speculator(Remembered(answers, random.Random(1)), 4, guided=False)
+    runner = run(cuda(MODELS["plain"]()), speculator=speculator, **NO_CACHE)
+    assert runner.tokens == answers
+    assert 0 < speculator.totals.accepted < speculator.totals.drafted
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from octavo_inference import LLM, SamplingParams
 from octavo_inference.core.request import Guidance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CODE = '''def mean(values):
+CODE = """def mean(values):
     total = 0
     for value in values:
         total += value
@@ -36,7 +36,7 @@ def variance(values):
     for value in values:
         total += (value - average) ** 2
     return total / len(values)
-'''
+"""
 ARTICLE = (
     "The lighthouse at the northern cape was built in 1871, after three ships had been lost in one winter. Its lamp burned "
     "oil until 1929, when the first generator was installed. The last keeper, Anna Holm, left the tower in 1974, and since "

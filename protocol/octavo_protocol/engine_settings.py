@@ -410,11 +410,11 @@ class EngineSettings:
             unit="tokens",
             metavar="TOKENS",
             low=0,
-            high=2**20,
+            high=65_536,
             api=ApiField(
                 "speculation.recentTokens",
                 "recentTokens is the number of tokens of the last answers to a tenant in which ngram looks for later "
-                "requests of the same tenant. If 0, it looks in the request alone. Must be between 0 and 1048576. "
+                "requests of the same tenant. If 0, it looks in the request alone. Must be between 0 and 65536. "
                 "Defaults to 0.",
             ),
         ),

@@ -116,7 +116,7 @@ def expected() -> dict[str, dict[tuple[str, int], list[int]]]:
 def test_guesses_that_are_verified_change_no_answer(expected: dict[str, dict[tuple[str, int], list[int]]]) -> None:
     """Drafts are chunks that sample at each token; the device's row table gets guesses and samples."""
     answers = expected["plain"]
-    speculator = Speculator(Remembered(answers, random.Random(1)), 4, guided=False)
+    speculator = Speculator(Remembered(answers, random.Random(1)), 4, adjusted=False)
     runner = run(cuda(MODELS["plain"]()), speculator=speculator, **NO_CACHE)
     assert runner.tokens == answers
     assert 0 < speculator.totals.accepted < speculator.totals.drafted

@@ -44,7 +44,7 @@ from octavo_inference.core.guided_steps import GuidedSteps
 from octavo_inference.core.input_batch import InputBatch
 from octavo_inference.core.logit_rules import bitmask, logit_rules
 from octavo_inference.core.masks import MaskJob
-from octavo_inference.core.model_input import NO_CHOICE, DecodeRun, Float32, Int32, StepResult
+from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS, DecodeRun, Float32, Int32, StepResult
 from octavo_inference.core.outputs import end_output, pooled_output, token_logprobs, token_output
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
@@ -491,11 +491,14 @@ class Engine:
         # The device started this step only after it finished the previous one.
         seconds = (now - max(pending.begin, self._collected)) / steps
         self._collected, self._step_seconds = now, seconds
+        accepted = sum(draft.accepted for draft in verified)
+        drafted = sum(len(draft.tokens) for draft in plan.drafts)
         for step in range(steps):
-            self.counters.add_step(seconds, pending.prefill, rows, pending.context + step * rows, plan.idle_rows)
+            # A row for each token that is decoded: with guesses, a sequence has several.
+            context = pending.context + step * rows
+            self.counters.add_step(seconds, pending.prefill, rows + accepted, context, plan.idle_rows)
         if self._speculator is not None and not plan.chunks:
-            accepted = sum(draft.accepted for draft in verified)
-            self._speculator.stepped(rows, pending.prefill, accepted, seconds, steps)
+            self._speculator.stepped(rows, drafted, accepted, seconds, steps)
         if self._prefill_budget is not None and not plan.drafts:
             self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)
         return outputs
@@ -575,19 +578,26 @@ class Engine:
             if draft.sequence.state is SequenceState.FINISHED:
                 first = end  # its mask could not be filled
                 continue
-            accepted = agreed(draft, result.tokens[first:end])
-            self.scheduler.on_verified(draft, result.tokens[first : first + accepted].tolist())
+            samples = result.tokens[first:end]
+            guide = draft.sequence.guide
+            closed = guide is not None and guide.budget_reached
+            # Blocks with a token that is no number must not be given back: the request ends, and they are cleared.
+            accepted = 0 if (samples == NOT_NUMBERS).any() else agreed(draft, samples)
+            self.counters.guidance.budgets_reached += guide is not None and guide.budget_reached and not closed
+            self.scheduler.on_verified(draft, samples[:accepted].tolist())
             if self._speculator is not None:
                 self._speculator.verified(draft, accepted)
-            found.append(VerifiedDraft(draft.sequence, first, accepted))
+            found.append(VerifiedDraft(draft.sequence, first, accepted, end))
             first = end
         return found
 
     def _emit_verified(self, verified: VerifiedDraft, result: StepResult) -> list[Output]:
         """Outputs of a draft: its accepted tokens, and the sample after them."""
-        sequence, first, accepted = verified
+        sequence, first, accepted, end = verified
         if sequence.state is SequenceState.FINISHED:
             return []  # by a sibling with NaN logits
+        if (result.tokens[first:end] == NOT_NUMBERS).any():
+            return self._refuse_numbers(sequence)
         *earlier, token = result.tokens[first : first + accepted + 1].tolist()
         outputs: list[Output] = []
         if earlier and (sequence.logprobs or token < 0):

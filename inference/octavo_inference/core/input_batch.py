@@ -24,7 +24,6 @@ from octavo_inference.core.model_input import (
 )
 from octavo_inference.core.scheduler_output import SchedulerOutput
 from octavo_inference.core.sequence import Sequence
-from octavo_inference.core.speculation.guidance import GuideAhead
 
 _NO_IDS = np.empty(0, np.int32)
 
@@ -114,14 +113,13 @@ class InputBatch:
             return []
         rows = [GuidedRow(s, s.guide, s.row, self.table.mask[s.row]) for s in plan.samples if s.guide is not None]
         masks = self._mask_rows(plan)
-        for sequence, tokens, _ in plan.drafts:
-            if sequence.guide is None:
+        for draft in plan.drafts:
+            sequence = draft.sequence
+            if sequence.guide is None or draft.ahead is None:
                 continue
             rows.append(GuidedRow(sequence, sequence.guide, sequence.row, self.table.mask[sequence.row]))
-            ahead = GuideAhead(sequence.guide)
-            for place in range(1, 1 + len(tokens)):
+            for place, after in enumerate(draft.ahead.places, 1):
                 row = masks[sequence.row, place]
-                after = ahead.after(int(tokens[place - 1]))
                 rows.append(GuidedRow(sequence, after, row, self.table.mask[row]))
         return rows
 
@@ -144,7 +142,7 @@ class InputBatch:
         rows, query_start, seq_len = _sequences(plan)
         masks = self._mask_rows(plan)
         samples = [(s, s.total) for s in plan.samples]
-        samples += [(s, s.total + place) for s, tokens, _ in plan.drafts for place in range(1 + len(tokens))]
+        samples += [(s, s.total + place) for s, tokens, *_ in plan.drafts for place in range(1 + len(tokens))]
         chosen = np.array([s.row for s, _ in samples], np.int32)
         first = query_start[len(query_start) - 1 - len(plan.drafts)]
         sample = RowSamples(

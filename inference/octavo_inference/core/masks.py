@@ -17,6 +17,7 @@ import numpy as np
 
 from octavo_inference.common.errors import RequestError
 from octavo_inference.core.model_input import Int32
+from octavo_inference.core.speculation.guidance import GuideAfter
 
 if TYPE_CHECKING:
     from octavo_inference.core.sequence import Sequence
@@ -124,11 +125,23 @@ class MaskThread:
         failed = []
         while (slow := job.wait(self._patience)) is not None:
             self._jobs = None
+            row, rest = job.rows[slow], job.rows[slow + 1 :]
+            if isinstance(row.guide, GuideAfter):
+                # The guess may be the reason. Its matcher is in use by the thread that was given up.
+                row.guide.give_up()
+                ahead = row.guide.ahead
+                rest = [each for each in rest if not (isinstance(each.guide, GuideAfter) and each.guide.ahead is ahead)]
+                failed += job.failed
+                if not rest:
+                    return Filled(failed, 0.0)
+                job = self.start(rest)
+                continue
             message = f"computing the tokens that it allows took longer than {self._patience:g} s; simplify it"
-            failed += [*job.failed, (job.rows[slow].sequence, message)]
-            if slow + 1 == len(job.rows):
+            failed += [*job.failed, (row.sequence, message)]
+            rest = [each for each in rest if each.sequence is not row.sequence]
+            if not rest:
                 return Filled(failed, 0.0)
-            job = self.start(job.rows[slow + 1 :])
+            job = self.start(rest)
         return Filled(failed + job.failed, job.seconds)
 
     def abandon(self, job: MaskJob) -> None:

@@ -16,7 +16,7 @@ from octavo_inference.core.scheduler_output import SchedulerOutput
 class PendingStep:
     """An in-flight step: its plan, and the time its planning began.
 
-    The step contains `prefill` tokens of chunks and drafts, and `pairs` of a chunk's token and one before it. Sequences
+    The step contains `prefill` tokens of chunks, and `pairs` of a chunk's token and one before it. Sequences
     that decode attend to `context` tokens. It samples once the masks of `guided` rows are filled, possibly by `masks`;
     `guided` is empty afterwards.
     """
@@ -42,7 +42,7 @@ def launch(
 ) -> PendingStep:
     """Launch a plan whose planning began at the given time, or a run of steps that begins with it."""
     step = rows.diff(plan, run)
-    prefill = sum(taken for _, taken in plan.chunks) + sum(len(draft.tokens) for draft in plan.drafts)
+    prefill = sum(taken for _, taken in plan.chunks)
     earlier = sum(pairs(taken, sequence.computed) for sequence, taken in plan.chunks)
     context = int(step.seq_len[: len(plan.decodes)].sum() + step.seq_len[len(step.seq_len) - len(plan.drafts) :].sum())
     return PendingStep(plan, backend.launch(step), begin, prefill, earlier, context, guided, masks)

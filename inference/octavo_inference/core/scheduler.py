@@ -168,10 +168,8 @@ class Scheduler:
                 break
             plan.chunks.append((head, take))
             room.take(take, head.computed)
-        if self.speculator is not None and not plan.preempted:
-            # Backends have as many rows of logits as sequences may run.
-            spare = self.max_running - len(self.running) - self.pending_forks
-            self._plan_drafts(plan, self.speculator, min(room.tokens, spare))
+        if self.speculator is not None and not (plan.preempted or plan.chunks):
+            self._plan_drafts(plan, self.speculator)
         self._plan_samples(plan, now)
         self._plan_scores(plan)
         self._charge(plan.samples, 1)
@@ -311,6 +309,8 @@ class Scheduler:
         self.pool.reset()
         if self.states is not None:
             self.states.reset()
+        if self.speculator is not None:
+            self.speculator.reset()
         for sequence in self.running:
             sequence.no_cache, sequence.registered = True, 0
         for sequence in self.queue:
@@ -498,20 +498,33 @@ class Scheduler:
         self.running.append(sequence)
         self._batch_rows += 1
 
-    def _plan_drafts(self, plan: SchedulerOutput, speculator: Speculator, room: int) -> None:
-        """Let decoding sequences verify guesses, as far as blocks are empty: nothing is evicted for them."""
-        able = [sequence for sequence in plan.decodes if sequence.speculates]
-        for sequence, tokens, matched in speculator.drafts(able, len(plan.decodes), room) if able else ():
-            end = sequence.computed + 1 + len(tokens)
-            need = self.tables.columns(end) - len(sequence.blocks[0])
-            if 0 < need * self.tables.count <= self.pool.free.size:
-                self.tables.extend(sequence, end)
-            kept = tokens[: sequence.capacity - sequence.computed - 1]
-            if len(kept):
-                self.rows.append(sequence, kept)
-                plan.drafts.append(Draft(sequence, kept, matched))
+    def _plan_drafts(self, plan: SchedulerOutput, speculator: Speculator) -> None:
+        """Let decoding sequences verify guesses. A step with prompts has none: it takes as long as prompts may take.
+
+        Backends have as many rows of logits as sequences may run.
+        """
+        forks = sum([len(sequence.forks) for sequence in plan.decodes])
+        room = min(self.budget - len(plan.decodes), self.max_running - len(self.running) - forks)
+        able = [s for s in plan.decodes if not (s.forks or self.tables.tail_shared(s))]
+        for draft in speculator.drafts(able, len(plan.decodes), room) if able else ():
+            kept = draft.shortened(self._drafted_room(draft.sequence, len(draft.tokens)))
+            if len(kept.tokens):
+                self.rows.append(kept.sequence, kept.tokens)
+                plan.drafts.append(kept)
         drafted = {id(draft.sequence) for draft in plan.drafts}
         plan.decodes = [sequence for sequence in plan.decodes if id(sequence) not in drafted]
+
+    def _drafted_room(self, sequence: Sequence, wanted: int) -> int:
+        """For how many guessed tokens, at most `wanted`, a sequence has blocks.
+
+        It takes empty ones, and at most one that the prefix cache has: it will need that soon, whatever is accepted.
+        """
+        tables, end = self.tables, sequence.computed + 1 + wanted
+        need = tables.columns(end) - len(sequence.blocks[0])
+        spare = self.pool.available - len(self.running) * tables.count
+        if need > 0 and (need * tables.count <= self.pool.free.size or (need == 1 and spare >= tables.count)):
+            tables.extend(sequence, end)
+        return max(0, min(wanted, sequence.capacity - sequence.computed - 1))
 
     def _plan_samples(self, plan: SchedulerOutput, now: float) -> None:
         """Sample for sequences whose last token is computed in this step, and for the siblings that wait for them."""

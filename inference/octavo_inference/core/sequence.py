@@ -189,11 +189,6 @@ class Sequence:
         return self.rules.changes_logits or self.guide is not None
 
     @property
-    def speculates(self) -> bool:
-        """True if it has blocks and samples of its own, so that guesses of its next tokens can be verified."""
-        return not self.tail_shared and not self.forks
-
-    @property
     def num_known_tokens(self) -> int:
         """Number of tokens whose value is in `tokens`."""
         return self.total - self.pending

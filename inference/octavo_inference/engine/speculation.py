@@ -29,4 +29,4 @@ def speculator_for(settings: EngineSettings, *, state_slots: int, task: str, ste
         )
     recent = RecentOutputs(settings.speculation_recent_tokens) if settings.speculation_recent_tokens else None
     # A backend that runs ahead keeps a row table of its own.
-    return Speculator(NgramProposer(_SHORTEST, recent), settings.speculation_tokens, guided=not steps_ahead)
+    return Speculator(NgramProposer(_SHORTEST, recent), settings.speculation_tokens, adjusted=not steps_ahead)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 _FORGET = 0.9
 """Weight of what came before, at each verification of a sequence: it counts about the last ten."""
 _FORGET_SHARED = 0.99
+_REST, _REST_SHARED = 0.98, 0.998
+"""The same at each guess that is not tried."""
 _WEIGHT = 2.0
 """Verifications that the shared rate counts as, next to those of the sequence."""
 _FIRST = 0.6
@@ -27,6 +29,11 @@ class Trials:
         self.accepted = self.accepted * keep + accepted
         self.refused = self.refused * keep + (accepted < drafted)
 
+    def fade(self, keep: float) -> None:
+        """Let the past count less, after a step in which nothing was tried."""
+        self.accepted *= keep
+        self.refused *= keep
+
     def rate(self, prior: float, weight: float) -> float:
         """The estimated probability that one more token is accepted."""
         return (self.accepted + prior * weight) / (self.accepted + self.refused + weight)
@@ -41,6 +48,11 @@ class Acceptance:
     def rate(self, own: Trials, matched: int) -> float:
         """The probability that one guessed token of a sequence is accepted."""
         return own.rate(self._classes[_class(matched)].rate(_FIRST, _WEIGHT), _WEIGHT)
+
+    def rest(self, own: Trials, matched: int) -> None:
+        """Note that a guess was not tried: what made it look bad is forgotten slowly."""
+        own.fade(_REST)
+        self._classes[_class(matched)].fade(_REST_SHARED)
 
     def observe(self, own: Trials, matched: int, drafted: int, accepted: int) -> None:
         """Note a verification."""

@@ -27,28 +27,50 @@ def allowed(guide: Guide, tokens: Int32) -> int:
 
 
 class GuideAhead:
-    """The state of guidance behind guessed tokens, one after the other."""
+    """Guidance behind guessed tokens, one after the other: at place 1 behind the first of them, and so on.
 
-    def __init__(self, guide: Guide) -> None:
+    `known` places have a mask. The masks behind them could not be filled, which may be the guess's fault: no sample is
+    taken from there.
+    """
+
+    def __init__(self, guide: Guide, tokens: Int32) -> None:
         self._guide = guide.copy()
+        self._tokens = tokens.tolist()
+        self.known = len(self._tokens)
 
-    def after(self, token: int) -> GuideAfter:
-        """What may follow once one more token is there. Its masks are filled in the order of these calls."""
-        return GuideAfter(self._guide, token)
+    @property
+    def places(self) -> list[GuideAfter]:
+        """The states at all places. Their masks are filled in this order."""
+        return [GuideAfter(self, place) for place in range(1, 1 + len(self._tokens))]
+
+    def fill(self, place: int, mask: Int32) -> None:
+        """Write the ids that may follow at a place."""
+        if place <= self.known:
+            try:
+                self._guide.advance(self._tokens[place - 1])
+                self._guide.fill(mask)
+            except RequestError:
+                self.give_up(place)
+            else:
+                return
+        mask[:] = _ANY
+
+    def give_up(self, place: int) -> None:
+        """Leave out the masks from a place on."""
+        self.known = min(self.known, place - 1)
 
 
 class GuideAfter:
-    """A state that is reached when its mask is filled."""
+    """The state at one place, reached when its mask is filled."""
 
-    def __init__(self, guide: Guide, token: int) -> None:
-        self._guide = guide
-        self._token = token
+    def __init__(self, ahead: GuideAhead, place: int) -> None:
+        self.ahead = ahead
+        self._place = place
 
     def fill(self, mask: Int32) -> None:
-        """Write the ids that may follow. Behind a token that cannot be there, any: no sample is taken from there."""
-        try:
-            self._guide.advance(self._token)
-        except RequestError:
-            mask[:] = _ANY
-            return
-        self._guide.fill(mask)
+        """Write the ids that may follow; any, where that is not known."""
+        self.ahead.fill(self._place, mask)
+
+    def give_up(self) -> None:
+        """Leave this mask out, and those behind it."""
+        self.ahead.give_up(self._place)

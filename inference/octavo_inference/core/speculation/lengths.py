@@ -17,28 +17,22 @@ class Candidate:
     rate: float
 
 
-def lengths(candidates: Sequence[Candidate], rows: int, room: int, seconds: Callable[[int], float | None]) -> list[int]:
+def lengths(candidates: Sequence[Candidate], rows: int, room: int, seconds: Callable[[int], float]) -> list[int]:
     """How many tokens of each candidate to verify: those with which a step has the most tokens per second.
 
-    The step decodes `rows` sequences and has room for `room` tokens more. `seconds` is the time of a step with so many
-    query tokens, or None as long as nothing is known: then everything is tried.
+    The step decodes `rows` sequences and has room for `room` tokens more. `seconds` is the time of such a step with so
+    many guessed tokens.
     """
-    chances = sorted(
-        (
-            (-(each.rate ** (1 + place)), place, index)
-            for index, each in enumerate(candidates)
-            for place in range(each.most)
-        ),
-    )[:room]
-    alone = seconds(rows)
-    best, kept, gained = 0.0 if alone is None else rows / alone * _MARGIN, 0, 0.0
+    places = [
+        (each.rate ** (1 + place), place, index) for index, each in enumerate(candidates) for place in range(each.most)
+    ]
+    chances = sorted(places, key=lambda each: (-each[0], each[1]))[:room]
+    best, kept, gained = rows / seconds(0) * _MARGIN, 0, 0.0
     for count, (chance, _, _) in enumerate(chances, 1):
-        gained -= chance
-        expected = seconds(rows + count)
-        if alone is None or expected is None:
-            kept = count
-        elif (rows + gained) / expected > best:
-            best, kept = (rows + gained) / expected, count
+        gained += chance
+        speed = (rows + gained) / seconds(count)
+        if speed > best:
+            best, kept = speed, count
     found = [0] * len(candidates)
     for _, _, index in chances[:kept]:
         found[index] += 1

@@ -16,6 +16,8 @@ Int32 = NDArray[np.int32]
 
 _LONGEST = 32
 """Tokens of a match that are compared: a longer one is not worth more."""
+_PLACES = 256
+"""Places that are compared, the last ones: a text may have one token everywhere."""
 _NOTHING = np.empty(0, np.int32)
 
 
@@ -57,7 +59,7 @@ def continuation_in(text: Int32, tokens: Int32, most: int) -> Guess:
 
 def _longest(text: Int32, tokens: Int32) -> tuple[int, int]:
     """Where the longest suffix of `tokens` last ends in `text`, and its length; 0 if its last token does not occur."""
-    places = np.flatnonzero(text == tokens[-1])
+    places = np.flatnonzero(text == tokens[-1])[-_PLACES:]
     matched = 0
     while len(places):
         found = places

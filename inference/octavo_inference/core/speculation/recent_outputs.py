@@ -14,21 +14,29 @@ _BETWEEN = -1
 
 
 class RecentOutputs:
-    """The last `tokens` tokens of answers of each of the last `tenants` tenants. No tenant sees those of another."""
+    """The last `tokens` tokens of answers with each of the last `salts` salts.
 
-    def __init__(self, tokens: int, tenants: int = 64) -> None:
+    As in the prefix cache, a salt (`Request.salt`) stands for a tenant and its `cache_salt`: answers are not guessed from
+    those with another one.
+    """
+
+    def __init__(self, tokens: int, salts: int = 64) -> None:
         self._most = tokens
-        self._tenants = tenants
+        self._salts = salts
         self._texts: OrderedDict[str, Int32] = OrderedDict()
 
-    def add(self, tenant: str, answer: Int32) -> None:
+    def add(self, salt: str, answer: Int32) -> None:
         """Add an answer."""
-        before = self._texts.pop(tenant, np.empty(0, np.int32))
+        before = self._texts.pop(salt, np.empty(0, np.int32))
         joined = np.concatenate([before, answer, np.array([_BETWEEN], np.int32)])
-        self._texts[tenant] = joined[-self._most :]
-        if len(self._texts) > self._tenants:
+        self._texts[salt] = joined[-self._most :]
+        if len(self._texts) > self._salts:
             self._texts.popitem(last=False)
 
-    def of(self, tenant: str) -> Int32:
-        """The answers of a tenant, the last one at the end, each followed by -1."""
-        return self._texts.get(tenant, np.empty(0, np.int32))
+    def of(self, salt: str) -> Int32:
+        """The answers with a salt, the last one at the end, each followed by -1."""
+        return self._texts.get(salt, np.empty(0, np.int32))
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._texts.clear()

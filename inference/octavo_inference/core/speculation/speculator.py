@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.acceptance import Acceptance
 from octavo_inference.core.speculation.counts import SpeculationTotals
-from octavo_inference.core.speculation.guidance import allowed
+from octavo_inference.core.speculation.guidance import GuideAhead, allowed
 from octavo_inference.core.speculation.lengths import Candidate, lengths
 from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
 from octavo_inference.core.speculation.step_times import StepTimes
@@ -20,11 +20,17 @@ Int32 = NDArray[np.int32]
 
 
 class Draft(NamedTuple):
-    """Guessed tokens of a sequence, for a step to verify."""
+    """Guessed tokens of a sequence, for a step to verify. `ahead`: guidance behind each of them, if it has any."""
 
     sequence: Sequence
     tokens: Int32
     matched: int
+    ahead: GuideAhead | None = None
+
+    def shortened(self, count: int) -> Draft:
+        """The first tokens, with their guidance."""
+        guide, tokens = self.sequence.guide, self.tokens[:count]
+        return Draft(self.sequence, tokens, self.matched, None if guide is None else GuideAhead(guide, tokens))
 
 
 class Proposer(Protocol):
@@ -38,47 +44,58 @@ class Proposer(Protocol):
         """A sequence has ended."""
         ...
 
+    def reset(self) -> None:
+        """Forget what was kept of sequences that have ended."""
+        ...
+
 
 class Speculator:
     """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most.
 
-    `guided`: also of sequences with guidance. A backend with a row table of its own has no masks for their guesses.
+    `adjusted`: also of sequences whose logits change by guidance, penalties or rules. A backend with a row table of its
+    own has no masks behind guesses, and its penalties count samples where the guesses should be.
     """
 
-    def __init__(self, proposer: Proposer, most: int, *, guided: bool = True) -> None:
+    def __init__(self, proposer: Proposer, most: int, *, adjusted: bool = True) -> None:
         self._proposer = proposer
         self._most = most
-        self._guided = guided
+        self._adjusted = adjusted
         self._acceptance = Acceptance()
         self._times = StepTimes()
         self.totals = SpeculationTotals()
 
     def drafts(self, sequences: List[Sequence], rows: int, room: int) -> list[Draft]:
         """What to verify of these sequences in a step of `rows` decodes, of at most `room` tokens in all."""
-        if room <= 0:
-            return []
+        if room <= 0 or self._times.alone(rows) is None:
+            return []  # the time without guesses is measured first, and now and then again
         guesses = [self._guess(sequence, min(self._most, room)) for sequence in sequences]
         candidates = [
             Candidate(len(guess.tokens), self._acceptance.rate(sequence.trials, guess.matched))
             for sequence, guess in zip(sequences, guesses, strict=True)
         ]
-        counts = lengths(candidates, rows, room, self._times.seconds)
-        return [
-            Draft(sequence, guess.tokens[:count], guess.matched)
-            for sequence, guess, count in zip(sequences, guesses, counts, strict=True)
-            if count
-        ]
+        counts = lengths(candidates, rows, room, self._times.curve(rows).seconds)
+        found = []
+        for sequence, guess, count in zip(sequences, guesses, counts, strict=True):
+            if count:
+                found.append(Draft(sequence, guess.tokens[:count], guess.matched))
+            elif len(guess.tokens):
+                self._acceptance.rest(sequence.trials, guess.matched)
+        return found
 
     def _guess(self, sequence: Sequence, most: int) -> Guess:
         # The token after the last guess is sampled too: it must not be beyond the limit.
         most = min(most, sequence.limit - sequence.total - 1)
         guide = sequence.guide
-        if most <= 0 or (guide is not None and not self._guided):
+        if most <= 0 or not (self._adjusted or self._is_plain(sequence)):
             return NO_GUESS
         guess = self._proposer.guess(sequence, most)
         if guide is None or not len(guess.tokens):
             return guess
         return Guess(guess.tokens[: allowed(guide, guess.tokens)], guess.matched)
+
+    @staticmethod
+    def _is_plain(sequence: Sequence) -> bool:
+        return not sequence.penalised and sequence.total >= sequence.min_total
 
     def verified(self, draft: Draft, accepted: int) -> None:
         """Note that so many tokens of a draft were accepted."""
@@ -87,10 +104,15 @@ class Speculator:
 
     def stepped(self, rows: int, drafted: int, accepted: int, seconds: float, steps: int = 1) -> None:
         """Note the time of a step of `rows` sequences without prompts, or the mean of several steps without drafts."""
-        if drafted and (alone := self._times.seconds(rows)) is not None:
+        alone = self._times.alone(rows)
+        if drafted and alone is not None:
             self.totals.seconds_saved += alone * (rows + accepted) / rows - seconds
-        self._times.add(rows + drafted, seconds, steps)
+        self._times.add(rows, drafted, seconds, steps)
 
     def finished(self, sequence: Sequence) -> None:
         """A sequence has ended."""
         self._proposer.finished(sequence)
+
+    def reset(self) -> None:
+        """Forget what was kept of sequences that have ended."""
+        self._proposer.reset()

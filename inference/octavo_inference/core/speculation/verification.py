@@ -14,37 +14,39 @@ from octavo_inference.core.speculation.speculator import Draft
 
 
 class VerifiedDraft(NamedTuple):
-    """A sequence whose draft is verified: its sample rows begin at `first`, and `accepted` tokens agreed."""
+    """A sequence whose draft is verified: its sample rows are `first` to `end`, and `accepted` tokens agreed."""
 
     sequence: Sequence
     first: int
     accepted: int
+    end: int
 
 
 def agreed(draft: Draft, samples: NDArray[np.int32]) -> int:
     """How many tokens of a draft agree with `samples` [1 + tokens]: the sample after these is the next token.
 
-    A token that ends the sequence, or completes its grammar, is left to be that next one: nothing follows it. Guidance
-    advances by the others.
+    A token that ends the sequence, or completes its grammar, is left to be that next one: nothing follows it. So is the
+    last one with a mask. Guidance advances by the others.
     """
     sequence, count = draft.sequence, 0
-    for token, guess in zip(samples.tolist(), draft.tokens.tolist(), strict=False):
+    most = len(draft.tokens) if draft.ahead is None else draft.ahead.known
+    guide = None if sequence.guide is None else sequence.guide.copy()
+    for token, guess in zip(samples.tolist(), draft.tokens[:most].tolist(), strict=False):
         if token != guess or token in sequence.ends or token in sequence.stops:
             break
-        if sequence.guide is not None and not _advances(sequence.guide, token):
+        if guide is not None and not _goes_on(guide, token):
             break
         count += 1
+    if sequence.guide is not None:
+        for token in samples[:count].tolist():
+            sequence.guide.advance(token)
     return count
 
 
-def _advances(guide: Guide, token: int) -> bool:
-    """Advance by a token, unless it is the last one."""
+def _goes_on(guide: Guide, token: int) -> bool:
+    """Advance by a token; False if it is the last one."""
     try:
-        ahead = guide.copy()
-        ahead.advance(token)
+        guide.advance(token)
     except RequestError:
         return False
-    if ahead.is_complete:
-        return False
-    guide.advance(token)
-    return True
+    return not guide.is_complete

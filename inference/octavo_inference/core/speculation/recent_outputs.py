@@ -16,8 +16,8 @@ _BETWEEN = -1
 class RecentOutputs:
     """The last `tokens` tokens of answers with each of the last `salts` salts.
 
-    As in the prefix cache, a salt (`Request.salt`) stands for a tenant and its `cache_salt`: answers are not guessed from
-    those with another one.
+    As in the prefix cache, a salt (`Request.salt`) stands for a tenant and its `cache_salt`: an answer is not guessed
+    from one with another salt.
     """
 
     def __init__(self, tokens: int, salts: int = 64) -> None:

@@ -506,12 +506,15 @@ class Scheduler:
         forks = sum([len(sequence.forks) for sequence in plan.decodes])
         room = min(self.budget - len(plan.decodes), self.max_running - len(self.running) - forks)
         able = [s for s in plan.decodes if not (s.forks or self.tables.tail_shared(s))]
-        for draft in speculator.drafts(able, len(plan.decodes), room) if able else ():
-            kept = draft.shortened(self._drafted_room(draft.sequence, len(draft.tokens)))
-            if len(kept.tokens):
-                self.rows.append(kept.sequence, kept.tokens)
-                plan.drafts.append(kept)
+        wanted = speculator.wanted(able, len(plan.decodes), room) if able else []
+        fitting = [offer.shortened(self._drafted_room(offer.sequence, offer.most)) for offer in wanted]
+        plan.drafts = speculator.drafts([offer for offer in fitting if offer.most], self.rows.table)
+        for draft in plan.drafts:
+            self.rows.append(draft.sequence, draft.tokens)
         drafted = {id(draft.sequence) for draft in plan.drafts}
+        for offer in fitting:
+            if id(offer.sequence) not in drafted:
+                self.tables.trim(offer.sequence, offer.sequence.total)
         plan.decodes = [sequence for sequence in plan.decodes if id(sequence) not in drafted]
 
     def _drafted_room(self, sequence: Sequence, wanted: int) -> int:
@@ -652,6 +655,8 @@ class Scheduler:
             self.add(fork, now)
 
     def _free(self, sequence: Sequence, now: float) -> None:
+        if self.speculator is not None:
+            self.speculator.left(sequence)
         self.tables.free(sequence, now)
         sequence.tail_shared = False
         self.rows.leave(sequence)

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
+from octavo_inference.core.model_input import RowTable
 from octavo_inference.core.request import Guidance
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.lookup import Guess
-from octavo_inference.core.speculation.proposers import NgramProposer
+from octavo_inference.core.speculation.proposers import NgramProposer, Offer
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
 
@@ -25,15 +26,39 @@ from .runs import RunningBackend
 from .test_guided import REQUESTS
 
 
-class Oracle:
+class Guesser:
+    """A proposer from a function that guesses."""
+
+    is_behind = False
+
+    def guess_of(self, sequence: Sequence, most: int) -> Guess:
+        raise NotImplementedError
+
+    def offers(self, sequences: list[Sequence], most: list[int]) -> list[Offer]:
+        guesses = map(self.guess_of, sequences, most)
+        return [Offer(s, len(g.tokens), g.matched, g.tokens) for s, g in zip(sequences, guesses, strict=True)]
+
+    def guess(self, offers: list[Offer], table: RowTable) -> list[np.ndarray]:
+        return [offer.tokens for offer in offers if offer.tokens is not None]
+
+    def left(self, sequence: Sequence) -> None:
+        pass
+
+    def finished(self, sequence: Sequence) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+class Oracle(Guesser):
     """Guesses that are right up to a token that it chooses by chance."""
 
     def __init__(self, randomness: random.Random, seed: int = 5) -> None:
         self.randomness = randomness
         self.seed = seed
-        self.ended: list[Sequence] = []
 
-    def guess(self, sequence: Sequence, most: int) -> Guess:
+    def guess_of(self, sequence: Sequence, most: int) -> Guess:
         """The next tokens of the answer, with one that may be wrong."""
         done = sequence.num_known_tokens - sequence.prompt_len
         prompt = sequence.tokens[: sequence.prompt_len].tolist()
@@ -43,12 +68,6 @@ class Oracle:
         if count and self.randomness.random() < 0.7:
             guessed[self.randomness.randrange(count)] = self.randomness.randrange(60)
         return Guess(guessed, self.randomness.randint(1, 12))
-
-    def finished(self, sequence: Sequence) -> None:
-        self.ended.append(sequence)
-
-    def reset(self) -> None:
-        pass
 
 
 def warm(run: Runner) -> None:
@@ -90,14 +109,13 @@ def test_right_guesses_save_steps_and_wrong_ones_none() -> None:
     for wrong, most_steps in ((0.0, 6), (1.0, 24)):
         randomness = random.Random(1)
         oracle = Oracle(randomness)
-        guess = oracle.guess
 
-        def always(sequence: Sequence, most: int, guess: Any = guess, wrong: float = wrong) -> Guess:
+        def always(sequence: Sequence, most: int, wrong: float = wrong) -> Guess:
             done = sequence.num_known_tokens - sequence.prompt_len
             right = np.array(alone(sequence.tokens[: sequence.prompt_len].tolist(), done + most, 5)[done:], np.int32)
             return Guess(right if not wrong else (right + 1) % 60, 9)
 
-        oracle.guess = always  # type: ignore[method-assign]
+        oracle.guess_of = always  # type: ignore[method-assign]
         run = make_runner(speculator=Speculator(oracle, 4))
         run.submit("r", [1, 2, 3], max_tokens=20, seed=5)
         assert run.finish() == {("r", 0): alone([1, 2, 3], 20, 5)}
@@ -174,26 +192,20 @@ def test_an_end_by_length_is_where_it_is_without(count: int) -> None:
     assert run.finish()["r", 0] == alone([1, 2, 3], count, 5)
 
 
-class Remembered:
+class Remembered(Guesser):
     """Guesses from the answers of an earlier run, each token wrong by chance."""
 
     def __init__(self, answers: dict[tuple[str, int], list[int]], randomness: random.Random) -> None:
         self._answers = answers
         self._randomness = randomness
 
-    def guess(self, sequence: Sequence, most: int) -> Guess:
+    def guess_of(self, sequence: Sequence, most: int) -> Guess:
         answer = self._answers.get((sequence.request.id, sequence.index), [])
         done = sequence.num_known_tokens - sequence.prompt_len
         right = answer[done : done + self._randomness.randint(0, most)]
         wrong = self._randomness.random() / 2
         guessed = [self._randomness.randrange(60) if self._randomness.random() < wrong else token for token in right]
         return Guess(np.array(guessed, np.int32), self._randomness.randint(1, 12))
-
-    def finished(self, sequence: Sequence) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
 
 
 @settings(max_examples=scaled(60), deadline=None)

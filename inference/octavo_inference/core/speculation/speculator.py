@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.core.model_input import RowTable
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.acceptance import Acceptance
 from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.core.speculation.guidance import GuideAhead, allowed
 from octavo_inference.core.speculation.lengths import Candidate, lengths
-from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
+from octavo_inference.core.speculation.proposers import Offer, Proposer
 from octavo_inference.core.speculation.step_times import StepTimes
 
 Int32 = NDArray[np.int32]
@@ -26,27 +27,6 @@ class Draft(NamedTuple):
     tokens: Int32
     matched: int
     ahead: GuideAhead | None = None
-
-    def shortened(self, count: int) -> Draft:
-        """The first tokens, with their guidance."""
-        guide, tokens = self.sequence.guide, self.tokens[:count]
-        return Draft(self.sequence, tokens, self.matched, None if guide is None else GuideAhead(guide, tokens))
-
-
-class Proposer(Protocol):
-    """Guesses the tokens that follow sequences."""
-
-    def guess(self, sequence: Sequence, most: int) -> Guess:
-        """At most `most` tokens that may follow the known ones of a sequence."""
-        ...
-
-    def finished(self, sequence: Sequence) -> None:
-        """A sequence has ended."""
-        ...
-
-    def reset(self) -> None:
-        """Forget what was kept of sequences that have ended."""
-        ...
 
 
 class Speculator:
@@ -64,34 +44,42 @@ class Speculator:
         self._times = StepTimes()
         self.totals = SpeculationTotals()
 
-    def drafts(self, sequences: List[Sequence], rows: int, room: int) -> list[Draft]:
-        """What to verify of these sequences in a step of `rows` decodes, of at most `room` tokens in all."""
+    def wanted(self, sequences: List[Sequence], rows: int, room: int) -> list[Offer]:
+        """What to guess of these sequences for a step of `rows` decodes, at most `room` tokens in all."""
         if room <= 0 or self._times.alone(rows) is None:
             return []  # the time without guesses is measured first, and now and then again
-        guesses = [self._guess(sequence, min(self._most, room)) for sequence in sequences]
+        able = [s for s in sequences if self._adjusted or self._is_plain(s)]
+        # The token after the last guess is sampled too: it must not be beyond the limit.
+        most = [max(0, min(self._most, room, s.limit - s.total - 1)) for s in able]
+        offers = [self._allowed(each) for each in self._proposer.offers(able, most)]
         candidates = [
-            Candidate(len(guess.tokens), self._acceptance.rate(sequence.trials, guess.matched))
-            for sequence, guess in zip(sequences, guesses, strict=True)
+            Candidate(each.most, self._acceptance.rate(each.sequence.trials, each.matched)) for each in offers
         ]
         counts = lengths(candidates, rows, room, self._times.curve(rows).seconds)
+        for offer, count in zip(offers, counts, strict=True):
+            if offer.most and not count:
+                self._acceptance.rest(offer.sequence.trials, offer.matched)
+        return [offer.shortened(count) for offer, count in zip(offers, counts, strict=True) if count]
+
+    def drafts(self, offers: List[Offer], table: RowTable) -> list[Draft]:
+        """The guesses that were wanted, whose blocks are reserved: at least one token each."""
         found = []
-        for sequence, guess, count in zip(sequences, guesses, counts, strict=True):
-            if count:
-                found.append(Draft(sequence, guess.tokens[:count], guess.matched))
-            elif len(guess.tokens):
-                self._acceptance.rest(sequence.trials, guess.matched)
+        for offer, tokens in zip(offers, self._proposer.guess(offers, table), strict=True):
+            sequence, guide = offer.sequence, offer.sequence.guide
+            if guide is not None:
+                tokens = tokens[: allowed(guide, tokens)]  # noqa: PLW2901
+            if len(tokens):
+                ahead = None if guide is None else GuideAhead(guide, tokens)
+                found.append(Draft(sequence, tokens, offer.matched, ahead))
         return found
 
-    def _guess(self, sequence: Sequence, most: int) -> Guess:
-        # The token after the last guess is sampled too: it must not be beyond the limit.
-        most = min(most, sequence.limit - sequence.total - 1)
-        guide = sequence.guide
-        if most <= 0 or not (self._adjusted or self._is_plain(sequence)):
-            return NO_GUESS
-        guess = self._proposer.guess(sequence, most)
-        if guide is None or not len(guess.tokens):
-            return guess
-        return Guess(guess.tokens[: allowed(guide, guess.tokens)], guess.matched)
+    @staticmethod
+    def _allowed(offer: Offer) -> Offer:
+        """An offer without the tokens that guidance rules out, as far as they are known."""
+        guide = offer.sequence.guide
+        if guide is None or offer.tokens is None:
+            return offer
+        return offer.shortened(allowed(guide, offer.tokens))
 
     @staticmethod
     def _is_plain(sequence: Sequence) -> bool:
@@ -107,7 +95,12 @@ class Speculator:
         alone = self._times.alone(rows)
         if drafted and alone is not None:
             self.totals.seconds_saved += alone * (rows + accepted) / rows - seconds
-        self._times.add(rows, drafted, seconds, steps)
+        if not (drafted and self._proposer.is_behind):
+            self._times.add(rows, drafted, seconds, steps)
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence gives its row and its blocks back."""
+        self._proposer.left(sequence)
 
     def finished(self, sequence: Sequence) -> None:
         """A sequence has ended."""

@@ -68,15 +68,14 @@ def _main(child: EngineProcess, timeline: Timeline) -> int:
 
 
 def _local(settings: ServerSettings) -> ServerSettings:
-    """The settings with the local path of the model's files. Downloads a model given by name."""
-    if settings.engine.model == "smollm2" or Path(settings.engine.model).exists():
+    """The settings with the local paths of the models' files. Downloads those given by name."""
+    given = settings.engine.model, settings.engine.speculation_model
+    if all(each is None or each == "smollm2" or Path(each).exists() for each in given):
         return settings
-    from octavo_inference.download.hub_cache import local_model  # noqa: PLC0415 -- most models are local paths
+    from octavo_inference.download.hub_cache import local_settings  # noqa: PLC0415 -- most models are local paths
 
-    model = local_model(settings.engine.model)
-    names = settings.served_model_names or model.names
-    engine = dataclasses.replace(settings.engine, model=model.path)
-    return dataclasses.replace(settings, engine=engine, served_model_names=names)
+    engine, names = local_settings(settings.engine)
+    return dataclasses.replace(settings, engine=engine, served_model_names=settings.served_model_names or names)
 
 
 if __name__ == "__main__":

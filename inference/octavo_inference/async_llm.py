@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Self, Unpack
@@ -15,7 +14,7 @@ from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.conversation import Conversation, Conversations
 from octavo_inference.core.request import Guidance, Output, SamplingParams
-from octavo_inference.download.hub_cache import local_model
+from octavo_inference.download.hub_cache import local_settings
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.spawn import EngineProcess
 from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
@@ -42,8 +41,8 @@ class AsyncLLM:
 
     async def __aenter__(self) -> Self:
         """Load the model. Raises `ModelError` or `EngineDiedError`, which say what is wrong."""
-        model = await asyncio.to_thread(lambda: local_model(self.settings.model).path)
-        settings = ServerSettings(engine=dataclasses.replace(self.settings, model=model))
+        local, _ = await asyncio.to_thread(local_settings, self.settings)
+        settings = ServerSettings(engine=local)
         child = EngineProcess()
         try:
             child.load(settings)
@@ -52,8 +51,8 @@ class AsyncLLM:
             child.abandon()
             raise
         try:
-            assets, info = await asyncio.gather(asyncio.to_thread(load_assets, model), client.start())
-            check_vocabulary(assets.tokenizer, info.vocab_size, model)
+            assets, info = await asyncio.gather(asyncio.to_thread(load_assets, local.model), client.start())
+            check_vocabulary(assets.tokenizer, info.vocab_size, local.model)
             self._conversations = Conversations(assets, self.settings)
         except BaseException:
             await client.close()

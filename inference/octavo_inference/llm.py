@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings, PoolingName
 from octavo_inference.conversation import Conversation, Conversations, one_or_more
 from octavo_inference.core.request import Guidance, Output, Request, SamplingParams
-from octavo_inference.download.hub_cache import local_model
+from octavo_inference.download.hub_cache import local_settings
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.tokenizer.chat_template import TemplateOptions
 from octavo_inference.tokenizer.pairs import encode_pair
@@ -49,7 +48,7 @@ class LLM:
     # A static batch need not wait: all its requests are queued before its first step.
     @arguments_of(EngineSettings, static_wait_ms=0)
     def __init__(self, settings: EngineSettings) -> None:
-        loaded = load_engine(dataclasses.replace(settings, model=local_model(settings.model).path))
+        loaded = load_engine(local_settings(settings)[0])
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer

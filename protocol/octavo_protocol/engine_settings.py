@@ -53,7 +53,7 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 }
 
 
-SpeculationName = Literal["none", "ngram"]
+SpeculationName = Literal["none", "ngram", "draft"]
 MAX_SPECULATION_TOKENS = 16
 
 # The formats of `octavo_inference.chat_format`, and none.
@@ -377,14 +377,13 @@ class EngineSettings:
         SpeculationName,
         Knob(
             "guess next tokens and verify them together: ngram continues texts that repeat, from the prompt and the "
-            "answer so far; answers stay the same",
+            "answer so far; draft asks a smaller model (CPU); answers stay the same",
             api=ApiField(
                 "speculation.method",
                 "method is how the next tokens of an answer are guessed, to verify several of them in one step. ngram "
-                "guesses what followed the last time that the same tokens came, in the prompt or in the answer. "
-                "Answers are the same as without. A step verifies only as many tokens as make it faster, by measured "
-                "times. "
-                "Requires a model without state layers. Defaults to none.",
+                "guesses what followed the last time that the same tokens came, in the prompt or in the answer. draft "
+                "guesses with a smaller model, which speculation.model names. Answers are the same as without. A step "
+                "verifies only as many tokens as make it faster, by measured times. Requires a model without state layers. Defaults to none.",
             ),
         ),
     ] = "none"
@@ -403,6 +402,14 @@ class EngineSettings:
             ),
         ),
     ] = 8
+    speculation_model: Annotated[
+        str | None,
+        Knob(
+            "weights of the smaller model that draft asks, as for --model; it must have the same vocabulary",
+            unset="none",
+            metavar="PATH|NAME",
+        ),
+    ] = None
     speculation_recent_tokens: Annotated[
         int,
         Knob(

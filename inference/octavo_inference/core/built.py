@@ -8,6 +8,7 @@ from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.engine import BackendName, Dtype
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.kv_cache_sizing import CacheSizes
+from octavo_inference.core.speculation.draft_model import DraftModel
 from octavo_inference.models.info import ModelInfo
 
 
@@ -26,3 +27,5 @@ class Built:
     captured: int = 0
     """Number of captured CUDA graphs of decode steps."""
     capture_seconds: float = 0.0
+    draft: DraftModel | None = None
+    """The draft model, if the settings name one."""

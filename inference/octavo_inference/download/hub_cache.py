@@ -6,6 +6,7 @@ of a branch or tag. A model of a bucket is kept in the same folder, as `s3--BUCK
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import re
@@ -22,6 +23,7 @@ from tqdm import tqdm
 from octavo_inference.checkpoints.gguf_names import gguf_models
 from octavo_inference.checkpoints.resolve import EMBEDDED, find_model
 from octavo_inference.common.errors import ModelError
+from octavo_inference.config.engine import EngineSettings
 from octavo_inference.download.hub import HUB, Hub, Meter, fetch
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 
@@ -75,6 +77,16 @@ def local_model(model: str, environ: Mapping[str, str] = os.environ, out: TextIO
     if found is None:
         return LocalModel(model)
     return LocalModel(str(_of_hub(found, environ, out)), (found.repo,))
+
+
+def local_settings(settings: EngineSettings) -> tuple[EngineSettings, tuple[str, ...]]:
+    """The settings with the paths of both models' files, downloaded first if need be, and the names of the model.
+
+    Raises as `local_model`.
+    """
+    model = local_model(settings.model)
+    draft = None if settings.speculation_model is None else local_model(settings.speculation_model).path
+    return dataclasses.replace(settings, model=model.path, speculation_model=draft), model.names
 
 
 def _of_bucket(address: str, environ: Mapping[str, str], out: TextIO) -> str:

@@ -26,6 +26,7 @@ from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.guidance import Compile
 from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
+from octavo_inference.engine.draft import draft_model, load_draft
 from octavo_inference.engine.quantization import require_floats
 from octavo_inference.engine.speculation import speculator_for
 from octavo_inference.model_loader import (
@@ -115,6 +116,7 @@ def engine_for(
         head=model.head if isinstance(model, LoadedModel) else None,
         speculator=speculator_for(
             settings,
+            built.draft,
             state_slots=built.backend.state_slots,
             task=built.config.task,
             steps_ahead=built.backend.steps_ahead,
@@ -166,6 +168,10 @@ def _build_on(settings: EngineSettings, model: LoadedModel | ForeignModel, end: 
                 f"device cuda needs {' and '.join(absent)}, not installed here: use the image octavo-server instead of "
                 "octavo-server-cpu, or pip install 'octavo[inference]'",
                 "device",
+            )
+        if settings.speculation == "draft":
+            raise SettingsError(
+                "speculation draft needs a CPU: on a GPU, draft models are not there yet; use ngram", "speculation"
             )
         if settings.tensor_parallel_size > 1:
             return _build_spread(settings, model, end)
@@ -255,31 +261,47 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
     free = available_memory()
+    draft = load_draft(settings, model)
     packed = model.weights if model.config.task == "generate" else model.weights.without_head()
-    require_memory(model.text.path, _weight_bytes(packed, name, dtype, settings.quantization), free)
+    weights = _weight_bytes(packed, name, dtype, settings.quantization)
     layout = pool_layout(model.config)
     token = layout.token_bytes(model.config, element_bytes)
+    if draft is not None:
+        weights += _weight_bytes(draft.weights, name, dtype)
+        # Each block of the pool has one of the draft model. A sequence has several blocks for the same tokens.
+        token += pool_layout(draft.config).token_bytes(draft.config, element_bytes) * len(layout.groups)
+    require_memory(model.text.path, weights, free)
     sizes = _fit(settings, model.config, token, default_block, free, layout.kinds)
     # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
-    for tensor in model.weights.tensors():
+    for tensor in (*model.weights.tensors(), *(draft.weights.tensors() if draft else ())):
         tensor.release()  # pages of the file that loading has read: the plan counts them as weights
     process = resident_memory(os.getpid())
     if name == "reference":  # allocates as it runs: nothing to plan
-        return Built(_create_reference(threads, model, sizes), model.config, sizes, name, dtype, threads)
+        guesses = draft and draft_model(draft, model, sizes, partial(_create_reference, threads, sizes=sizes))
+        backend = _create_reference(threads, model, sizes)
+        return Built(backend, model.config, sizes, name, dtype, threads, draft=guesses)
     if threads > 1 and (nodes := numa_nodes()) > 1:
         log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
-    backend = _create_cpu(dtype, settings.quantization, threads, model, sizes)
-    return Built(backend, model.config, sizes, name, dtype, threads, _plan(backend, sizes, process, free))
+    native = _create_cpu(dtype, settings.quantization, threads, model, sizes)
+    backends = [native]
+
+    def create(draft: LoadedModel) -> CpuBackend:
+        backends.append(_create_cpu(dtype, "auto", threads, draft, sizes))
+        return backends[-1]
+
+    guesses = draft and draft_model(draft, model, sizes, create)
+    plan = _plan(backends, sizes, process, free)
+    return Built(native, model.config, sizes, name, dtype, threads, plan, draft=guesses)
 
 
-def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
-    """The planned memory use."""
+def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
+    """The planned memory use of a model, and of its draft model if it has one."""
     rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
     return MemoryPlan(
-        weights=backend.weight_bytes + backend.embedding_bytes,
-        kv_pool=backend.kv_bytes,
-        activations=backend.working_bytes + rows,
+        weights=sum(backend.weight_bytes + backend.embedding_bytes for backend in backends),
+        kv_pool=sum(backend.kv_bytes for backend in backends),
+        activations=sum(backend.working_bytes for backend in backends) + rows,
         swap=sizes.swap_memory,
         process=process,
         available=free,
@@ -288,6 +310,12 @@ def _plan(backend: CpuBackend, sizes: CacheSizes, process: int, free: int) -> Me
 
 def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
     """Build the backend of a model that only transformers supports. A probe of its attention sizes the KV."""
+    if settings.speculation == "draft":
+        raise SettingsError(
+            f"speculation draft: transformers computes this model ({model.config.missing}), which has no block tables "
+            "to share with a draft model; use ngram",
+            "speculation",
+        )
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
     if settings.quantization != "auto":

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 MOUNT = "/model"
 """Where the server's container finds the weights."""
 
+DRAFT_MOUNT = "/draft"
+"""Where it finds those of the draft model."""
+
 DOWNLOADED = frozenset({"hf", "s3", "gs"})
 """Schemes of models that are fetched over the network; the others are volumes."""
 
@@ -37,10 +40,10 @@ class ModelSource:
         return self.scheme in DOWNLOADED
 
 
-def parse(uri: str) -> ModelSource:
-    """The source that a valid `model.uri` names."""
+def parse(uri: str, mount: str = MOUNT) -> ModelSource:
+    """The source that a valid `model.uri` names, with its volume at `mount`."""
     scheme, _, reference = uri.partition("://")
     if scheme != "pvc":
-        return ModelSource(scheme, reference, MOUNT)
+        return ModelSource(scheme, reference, mount)
     claim, _, path = reference.partition("/")
-    return ModelSource(scheme, claim, f"{MOUNT}/{path.strip('/')}".rstrip("/"))
+    return ModelSource(scheme, claim, f"{mount}/{path.strip('/')}".rstrip("/"))

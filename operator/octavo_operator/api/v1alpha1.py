@@ -731,6 +731,11 @@ class Spec(ApiBlock):
             "to 1, or leave dtype out'",
         ),
         Rule(
+            rule="self.resources.gpu.count == 0 || !has(self.engine.speculation.model)",
+            message="engine.speculation.model requires a CPU: on a GPU, speculation.method can be ngram; set it, or set "
+            "resources.gpu.count to 0",
+        ),
+        Rule(
             rule="self.resources.gpu.count == 0 || !has(self.engine.kv.memoryPercent)",
             message="engine.kv.memoryPercent requires a CPU: on a GPU the KV cache pool takes all memory that is left; "
             "leave it out, or set engine.kv.memory",

@@ -27,6 +27,7 @@ RESERVED_FLAGS = (
     "admin-key-file",
     "drain-timeout",
     "tensor-parallel-size",
+    "speculation-model",
 )
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -82,6 +83,27 @@ class SchedulerSpec(ApiBlock):
     )
 
 
+class DraftModelSpec(ApiBlock):
+    """DraftModelSpec defines the smaller model that guesses tokens."""
+
+    RULES = (
+        Rule(
+            rule="!self.uri.startsWith('pvc://') || "
+            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
+            message="speculation.model.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the "
+            "volume",
+        ),
+    )
+
+    uri: str = Field(
+        max_length=512,
+        pattern=r"^(oci|pvc)://[^\s]+$",
+        description="uri is the location of the draft model's weights, which must have the vocabulary of the model. "
+        "`oci://REFERENCE` is an image whose files are the model, mounted as an image volume. `pvc://CLAIM/PATH` is a "
+        "folder or file of a PersistentVolumeClaim, mounted read-only.",
+    )
+
+
 @with_knobs("speculation")
 class SpeculationSpec(ApiBlock):
     """How several tokens of an answer are verified in one step."""
@@ -89,9 +111,23 @@ class SpeculationSpec(ApiBlock):
     RULES = (
         Rule(
             rule="!(has(self.maxTokens) || has(self.recentTokens)) || (has(self.method) && self.method != 'none')",
-            message="speculation.maxTokens and speculation.recentTokens need speculation.method ngram; leave them out, "
-            "or set the method",
+            message="speculation.maxTokens and speculation.recentTokens need speculation.method; leave them out, or "
+            "set the method",
         ),
+        Rule(
+            rule="!has(self.recentTokens) || !has(self.method) || self.method != 'draft'",
+            message="speculation.recentTokens needs speculation.method ngram; leave it out, or set method to ngram",
+        ),
+        Rule(
+            rule="has(self.model) == (has(self.method) && self.method == 'draft')",
+            message="speculation.method draft and speculation.model need each other; set both, or leave model out",
+        ),
+    )
+
+    model: DraftModelSpec | None = Field(
+        default=None,
+        description="model is the draft model of method draft: a smaller model of the same family. Each block of the "
+        "KV cache pool then has room for the K and V of both models.",
     )
 
 

@@ -25,6 +25,7 @@ _TOKEN_BYTES = 4
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
     *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
+    *("speculation", "speculation-model"),
 )
 
 
@@ -58,6 +59,8 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     settings = spec.engine.settings
     if spec.resources.gpu.count:
         return None  # weights and KV are on the GPU (`gpu_memory`)
+    if spec.engine.speculation.model is not None:
+        return None  # the draft model is not inspected
     weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and token and found.max_length) or given & set(_SIZING):

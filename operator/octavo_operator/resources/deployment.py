@@ -123,6 +123,7 @@ def pod_template(
             {"name": "config", "configMap": {"name": config_map}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
             *config.template_volumes(spec),
+            *source.draft_volumes(spec),
         ],
     }
     if spec.resources.gpu.count:
@@ -177,6 +178,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *config.template_mounts(spec),
+            *source.draft_mounts(spec),
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
             *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.settings.tensor_parallel_size > 1 else []),
         ],

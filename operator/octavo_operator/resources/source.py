@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from octavo_operator.api.base import Json
-from octavo_operator.api.model_source import MOUNT, ModelSource
+from octavo_operator.api.model_source import DRAFT_MOUNT, MOUNT, ModelSource, parse
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import ModelSpec
+from octavo_operator.api.v1alpha1 import ModelSpec, Spec
 from octavo_operator.api.v1alpha1_engine import Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
 VOLUME = "model"
+DRAFT_VOLUME = "draft-model"
 PREFETCH = "prefetch"
 # By scheme, the variable for a non-default endpoint of hub or bucket.
 ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
@@ -50,13 +51,30 @@ CREDENTIALS = {
 }
 
 
-def volume(source: ModelSource, revision: str = "") -> Json:
-    """The pod volume `model`. An image is that of the digest `revision`, if there is one."""
+def volume(source: ModelSource, revision: str = "", name: str = VOLUME) -> Json:
+    """The pod volume of a model. An image is that of the digest `revision`, if there is one."""
     if source.scheme == "oci":
-        return {"name": VOLUME, "image": {"reference": image(source, revision)}}
+        return {"name": name, "image": {"reference": image(source, revision)}}
     if source.scheme == "pvc":
-        return {"name": VOLUME, "persistentVolumeClaim": {"claimName": source.reference, "readOnly": True}}
-    return {"name": VOLUME, "emptyDir": {}}
+        return {"name": name, "persistentVolumeClaim": {"claimName": source.reference, "readOnly": True}}
+    return {"name": name, "emptyDir": {}}
+
+
+def draft(spec: Spec) -> ModelSource | None:
+    """The source of the draft model; None without."""
+    model = spec.engine.speculation.model
+    return None if model is None else parse(model.uri, DRAFT_MOUNT)
+
+
+def draft_volumes(spec: Spec) -> list[Json]:
+    """The pod volume of the draft model, if there is one."""
+    found = draft(spec)
+    return [] if found is None else [volume(found, name=DRAFT_VOLUME)]
+
+
+def draft_mounts(spec: Spec) -> list[Json]:
+    """Where the server's container mounts it."""
+    return [{"name": each["name"], "mountPath": DRAFT_MOUNT, "readOnly": True} for each in draft_volumes(spec)]
 
 
 def image(source: ModelSource, revision: str) -> str:

@@ -1,0 +1,101 @@
+"""Loads a draft model and builds its backend, beside that of the model whose answers it guesses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from octavo_inference.common.errors import SettingsError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.backend import Backend
+from octavo_inference.core.kv_cache_sizing import CacheSizes
+from octavo_inference.core.speculation.draft_model import DraftModel
+from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model
+from octavo_inference.models.layer_groups import pool_layout
+
+log = logging.getLogger(__name__)
+
+_FIELD = "speculation_model"
+# Ids that only one of both models has: some checkpoints pad their vocabulary, or add tokens for tools.
+_MOST_UNSHARED = 1024
+
+
+def load_draft(settings: EngineSettings, model: LoadedModel) -> LoadedModel | None:
+    """The draft model of the settings, which fits the model; None without. Raises `SettingsError` if it does not fit.
+
+    `ModelError` if it cannot be loaded.
+    """
+    if settings.speculation != "draft":
+        return None
+    if not settings.speculation_model:
+        raise SettingsError("speculation draft needs a smaller model of the same family: set speculation_model", _FIELD)
+    draft = load_model(settings.speculation_model)
+    if isinstance(draft, ForeignModel):
+        raise SettingsError(
+            f"speculation_model {settings.speculation_model}: Octavo's own kernels do not compute it "
+            f"({draft.config.missing}); choose another",
+            _FIELD,
+        )
+    _require_layers(settings.speculation_model, draft)
+    if not any(group.is_full for group in pool_layout(model.config).groups):
+        raise SettingsError(
+            "speculation draft: all layers of this model have windows, and their blocks do not keep the whole text; "
+            "use ngram",
+            "speculation",
+        )
+    _require_vocabulary(settings.speculation_model, model.text, draft.text)
+    return draft
+
+
+def draft_model(
+    draft: LoadedModel, model: LoadedModel, sizes: CacheSizes, create: Callable[[LoadedModel], Backend]
+) -> DraftModel:
+    """The draft model on a backend that `create` makes, with the block numbers of the model's pool."""
+    groups = pool_layout(model.config).groups
+    shared = min(draft.config.vocab, model.config.vocab, _vocabulary_size(draft.text), _vocabulary_size(model.text))
+    if draft.config.max_positions < sizes.max_model_len:
+        log.warning(
+            "the draft model was trained for %d positions: it guesses worse beyond, up to max_model_len %d",
+            draft.config.max_positions,
+            sizes.max_model_len,
+        )
+    return DraftModel(
+        create(draft),
+        group=next(number for number, group in enumerate(groups) if group.is_full),
+        tokens=sizes.max_batched_tokens,
+        vocab=shared,
+    )
+
+
+def _require_layers(name: str, draft: LoadedModel) -> None:
+    """Its K and V have to lie in one table, and nothing else may be kept of a sequence."""
+    if draft.config.task != "generate":
+        raise SettingsError(f"speculation_model {name} has the task {draft.config.task}: it guesses no text", _FIELD)
+    if draft.config.state_bytes:
+        raise SettingsError(
+            f"speculation_model {name} has state layers, which cannot go back to before a wrong guess; choose another",
+            _FIELD,
+        )
+    if len(pool_layout(draft.config).groups) > 1:
+        raise SettingsError(
+            f"speculation_model {name} has layers with and without windows, whose blocks differ; choose another", _FIELD
+        )
+
+
+def _require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
+    """Both models have to mean the same by a token id."""
+    mine, theirs = (each.tokenizer.get_vocab(with_added_tokens=True) for each in (model, draft))
+    common = min(max(mine.values()), max(theirs.values())) + 1
+    alone = abs(len(mine) - len(theirs))
+    differ = [token for token, number in theirs.items() if number < common and mine.get(token) != number]
+    if differ or alone > _MOST_UNSHARED:
+        seen = f"{differ[0]!r} and {len(differ) - 1} more" if differ else f"{alone} that only one has"
+        raise SettingsError(
+            f"speculation_model {name} has another vocabulary than {model.name} ({len(theirs)} tokens, {len(mine)} "
+            f"there; different: {seen}); choose a model of the same family",
+            _FIELD,
+        )
+
+
+def _vocabulary_size(text: TextModel) -> int:
+    return max(text.tokenizer.get_vocab(with_added_tokens=True).values()) + 1

@@ -1,6 +1,6 @@
 """Decoding with and without speculation, on the CPU backend with the built-in model: python -m bench.cpu.speculation.
 
-    python -m bench.cpu.speculation                    # 4 loads, 1 to 64 answers at once, 5 rounds; some minutes
+    python -m bench.cpu.speculation                    # 4 loads, 1 to 64 answers at once, 5 rounds
     python -m bench.cpu.speculation --batches 1 --loads code --rounds 1
     python -m bench.cpu.speculation --plot             # writes docs/pictures/speculation.svg from the last result
 
@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.lib.host import new_report, result_file
 from bench.lib.results import save
@@ -23,24 +23,31 @@ from octavo_inference import LLM, SamplingParams
 from octavo_inference.core.request import Guidance
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-CODE = """def mean(values):
-    total = 0
-    for value in values:
-        total += value
-    return total / len(values)
+CODE = """def celsius_to_fahrenheit(value: float) -> float:
+    \"\"\"Convert degrees Celsius to degrees Fahrenheit.\"\"\"
+    if value < -273.15:
+        raise ValueError(f"celsius_to_fahrenheit: {value} is below absolute zero")
+    return value * 9 / 5 + 32
 
 
-def variance(values):
-    average = mean(values)
-    total = 0
-    for value in values:
-        total += (value - average) ** 2
-    return total / len(values)
+def fahrenheit_to_celsius(value: float) -> float:
+    \"\"\"Convert degrees Fahrenheit to degrees Celsius.\"\"\"
+    if value < -459.67:
+        raise ValueError(f"fahrenheit_to_celsius: {value} is below absolute zero")
+    return (value - 32) * 5 / 9
+
+
+def celsius_to_kelvin(value: float) -> float:
+    \"\"\"Convert degrees Celsius to kelvins.\"\"\"
+    if value < -273.15:
 """
 ARTICLE = (
-    "The lighthouse at the northern cape was built in 1871, after three ships had been lost in one winter. Its lamp burned "
-    "oil until 1929, when the first generator was installed. The last keeper, Anna Holm, left the tower in 1974, and since "
-    "then the light has been controlled from the harbour office. Visitors may climb the 214 steps from May to September."
+    "The lighthouse at the northern cape was built in 1871, after three ships had been lost in one winter. Its lamp "
+    "burned oil until 1929, when the first generator was installed. The last keeper, Anna Holm, left the tower in 1974, "
+    "and since then the light has been controlled from the harbour office. Visitors may climb the 214 steps from May "
+    "to September. The view from the top reaches over the bay to the islands, and on clear days to the mountains behind "
+    "them. In the small house beside the tower there is a museum with the old lamp, the keeper's log and a model of the "
+    "last of the three ships."
 )
 _PERSON = {
     "type": "object",
@@ -52,38 +59,54 @@ _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator":
 PEOPLE = Guidance(
     grammar="start: %json " + json.dumps({"type": "array", "items": _PERSON, "minItems": 100, "x-guidance": _STYLE})
 )
-# What is asked, and what the answer must be.
-LOADS: dict[str, tuple[str, Guidance | None]] = {
-    "code": (f"Rewrite this Python code with the name `numbers` instead of `values`:\n\n{CODE}", None),
-    "json": ("Give me a list of people as JSON.", PEOPLE),
-    "quotes": (f"Quote this text, then say what it is about:\n\n{ARTICLE}", None),
-    "chat": ("Tell me a story about a sailor who finds an island that is on no map.", None),
+
+
+class Ask(NamedTuple):
+    """What is asked, of a chat model or to be continued, and what the answer must be."""
+
+    text: str
+    continued: bool = False
+    guidance: Guidance | None = None
+
+
+LOADS = {
+    "code": Ask(CODE, continued=True),
+    "json": Ask("Give me a list of people as JSON.", guidance=PEOPLE),
+    "quotes": Ask(f"Quote this text, then say what it is about:\n\n{ARTICLE}"),
+    "chat": Ask("Tell me a story about a sailor who finds an island that is on no map."),
 }
 
 
 def answers(llm: LLM, load: str, batch: int, tokens: int) -> tuple[float, list[list[int]]]:
-    """Seconds for so many answers of `tokens` tokens at once, and their tokens. Sampled, but for the first of them."""
-    question, guidance = LOADS[load]
-    talks = [[{"role": "user", "content": f"{question} ({number})"}] for number in range(batch)]
+    """Seconds for so many answers at once, of at most so many tokens, and their tokens. The first of them is greedy."""
+    ask = LOADS[load]
+    texts = [f"# File {number}\n\n{ask.text}" if ask.continued else f"{ask.text} ({number})" for number in range(batch)]
     params = [
-        SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number, ignore_eos=True)
-        for number in range(batch)
+        SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number) for number in range(batch)
     ]
     begun = time.perf_counter()
-    found = llm.chat(talks, params, guidance=guidance, use_tqdm=False)
+    if ask.continued:
+        found = llm.generate(texts, params, use_tqdm=False)
+    else:
+        talks = [[{"role": "user", "content": text}] for text in texts]
+        found = llm.chat(talks, params, guidance=ask.guidance, use_tqdm=False)
     return time.perf_counter() - begun, [list(each.outputs[0].token_ids) for each in found]
 
 
 def compared(plain: LLM, guessing: LLM, load: str, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
     """The row of a load: the speed-up, and how its guesses fared."""
     totals = guessing.engine.speculation
-    assert totals is not None
+    if totals is None:
+        raise TypeError("an engine without speculation")
     before = totals.drafted, totals.accepted
-    ratios, seconds = [], []
+    ratios: list[float] = []
+    seconds: list[float] = []
+    count = 0
     for number in range(rounds + 1):
         (first, expected), (second, found) = (answers(llm, load, batch, tokens) for llm in (plain, guessing))
         if found != expected:
             raise RuntimeError(f"{load}, {batch} at once: the answers differ")
+        count = sum(map(len, found))
         if number:  # the first round warms up
             ratios.append(first / second)
             seconds.append(first)
@@ -94,7 +117,7 @@ def compared(plain: LLM, guessing: LLM, load: str, batch: int, tokens: int, roun
         "speedup": round(statistics.median(ratios), 3),
         "lowest": round(min(ratios), 3),
         "highest": round(max(ratios), 3),
-        "tokens_per_second": round(batch * tokens / statistics.median(seconds)),
+        "tokens_per_second": round(count / statistics.median(seconds)),
         "drafted": drafted,
         "accepted": accepted,
     }

@@ -55,6 +55,8 @@ GPU_PROFILES: dict[ProfileName, BatchProfile] = {
 
 SpeculationName = Literal["none", "ngram", "draft"]
 MAX_SPECULATION_TOKENS = 16
+# Verifying so many of them is computing all the time, on any CPU.
+_MOST_GUESSES = 64
 
 # The formats of `octavo_inference.chat_format`, and none.
 ToolParserName = Literal[
@@ -541,3 +543,8 @@ class EngineSettings:
             ),
         ),
     ] = None
+
+
+def guessed_rows(settings: EngineSettings, running: int) -> int:
+    """Guessed tokens of all sequences in one step on a CPU, at most: each needs a row of logits."""
+    return 0 if settings.speculation == "none" else min(_MOST_GUESSES, running * settings.speculation_tokens)

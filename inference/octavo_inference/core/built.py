@@ -27,5 +27,7 @@ class Built:
     captured: int = 0
     """Number of captured CUDA graphs of decode steps."""
     capture_seconds: float = 0.0
+    max_samples: int = 0
+    """Tokens that a step samples at most; 0 for one of each sequence."""
     draft: DraftModel | None = None
     """The draft model, if the settings name one."""

@@ -118,7 +118,7 @@ class Engine:
             config.vocab,
             backend.hidden_size,
             len(backend.layout.groups),
-            masks=0 if speculator is None else limits.max_running,
+            masks=0 if speculator is None else limits.max_samples or limits.max_running,
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
@@ -153,6 +153,7 @@ class Engine:
             max_scores=backend.max_prompt_scores,
             steps_ahead=self._depth,
             speculator=speculator,
+            max_samples=limits.max_samples or limits.max_running,
             failpoints=self._failpoints,
         )
         self._live = RequestTable(self.scheduler, clock)

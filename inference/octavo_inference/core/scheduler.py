@@ -44,7 +44,8 @@ class Scheduler:
     The state of a sequence, with `states`, takes the place of `host_state_blocks` of them.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     `layout`: the groups of layers that have block tables of their own. `steps_ahead`: how many steps are launched
-    before the oldest is collected. `speculator` guesses tokens for a step to verify.
+    before the oldest is collected. `speculator` guesses tokens for a step to verify, which samples at most `max_samples`
+    tokens.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Scheduler:
         max_scores: int | None = None,
         steps_ahead: int = 0,
         speculator: Speculator | None = None,
+        max_samples: int = 0,
         failpoints: Failpoints | None = None,
     ) -> None:
         self.pool = pool
@@ -83,6 +85,7 @@ class Scheduler:
         self._leaves_snapshots = caching and states is not None and states.snapshots > 0
         self.max_scores = max_scores
         self.speculator = speculator
+        self._max_samples = max_samples
         self.tables = BlockTables(
             pool,
             rows,
@@ -499,12 +502,9 @@ class Scheduler:
         self._batch_rows += 1
 
     def _plan_drafts(self, plan: SchedulerOutput, speculator: Speculator) -> None:
-        """Let decoding sequences verify guesses. A step with prompts has none: it takes as long as prompts may take.
-
-        Backends have as many rows of logits as sequences may run.
-        """
+        """Let decoding sequences verify guesses. A step with prompts has none: it takes as long as prompts may take."""
         forks = sum([len(sequence.forks) for sequence in plan.decodes])
-        room = min(self.budget - len(plan.decodes), self.max_running - len(self.running) - forks)
+        room = min(self.budget, self._max_samples - forks) - len(plan.decodes)
         able = [s for s in plan.decodes if not (s.forks or self.tables.tail_shared(s))]
         wanted = speculator.wanted(able, len(plan.decodes), room) if able else []
         fitting = [offer.shortened(self._drafted_room(offer.sequence, offer.most)) for offer in wanted]

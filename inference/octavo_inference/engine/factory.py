@@ -41,6 +41,7 @@ from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
 from octavo_inference.models.weights import Weights
+from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
 
 if TYPE_CHECKING:  # loads the kernels
@@ -105,6 +106,7 @@ def engine_for(
         host_state_blocks=sizes.host_state_blocks,
         cache_policy=settings.cache_policy,
         overlap=settings.overlap is not False,
+        max_samples=built.max_samples,
     )
     engine = Engine(
         built.backend,
@@ -114,13 +116,7 @@ def engine_for(
         failpoints=Failpoints.from_environment(),
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
         head=model.head if isinstance(model, LoadedModel) else None,
-        speculator=speculator_for(
-            settings,
-            built.draft,
-            state_slots=built.backend.state_slots,
-            task=built.config.task,
-            steps_ahead=built.backend.steps_ahead,
-        ),
+        speculator=speculator_for(settings, built, clock),
     )
     resolved = dataclasses.replace(
         settings,
@@ -280,10 +276,12 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     if name == "reference":  # allocates as it runs: nothing to plan
         guesses = draft and draft_model(draft, model, sizes, partial(_create_reference, threads, sizes=sizes))
         backend = _create_reference(threads, model, sizes)
-        return Built(backend, model.config, sizes, name, dtype, threads, draft=guesses)
+        samples = sizes.max_batched_tokens
+        return Built(backend, model.config, sizes, name, dtype, threads, max_samples=samples, draft=guesses)
     if threads > 1 and (nodes := numa_nodes()) > 1:
         log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
-    native = _create_cpu(dtype, settings.quantization, threads, model, sizes)
+    samples = sizes.max_running + guessed_rows(settings, sizes.max_running)
+    native = _create_cpu(dtype, settings.quantization, threads, model, sizes, samples)
     backends = [native]
 
     def create(draft: LoadedModel) -> CpuBackend:
@@ -292,7 +290,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
 
     guesses = draft and draft_model(draft, model, sizes, create)
     plan = _plan(backends, sizes, process, free)
-    return Built(native, model.config, sizes, name, dtype, threads, plan, draft=guesses)
+    return Built(native, model.config, sizes, name, dtype, threads, plan, max_samples=samples, draft=guesses)
 
 
 def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
@@ -449,7 +447,12 @@ def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Ba
 
 
 def _create_cpu(
-    dtype: Dtype, quantization: Quantization, threads: int, model: LoadedModel, sizes: CacheSizes
+    dtype: Dtype,
+    quantization: Quantization,
+    threads: int,
+    model: LoadedModel,
+    sizes: CacheSizes,
+    max_samples: int = 0,
 ) -> CpuBackend:
     from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
 
@@ -465,4 +468,5 @@ def _create_cpu(
         quantization=quantization,
         threads=threads,
         state_slots=sizes.state_slots,
+        max_samples=max_samples,
     )

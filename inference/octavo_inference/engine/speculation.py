@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from octavo_inference.common.errors import SettingsError
+from octavo_inference.core.built import Built
+from octavo_inference.core.speculation.calibration import token_curve
 from octavo_inference.core.speculation.draft_model import DraftModel
 from octavo_inference.core.speculation.proposers import NgramProposer, Proposer
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
+from octavo_inference.core.speculation.step_times import StepTimes
 from octavo_protocol.engine_settings import EngineSettings
 
 _SHORTEST = 2
 """Tokens that have to match before a guess: after one alone, nearly every guess is wrong."""
 
 
-def speculator_for(
-    settings: EngineSettings, draft: DraftModel | None, *, state_slots: int, task: str, steps_ahead: int
-) -> Speculator | None:
+def speculator_for(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> Speculator | None:
     """What guesses tokens; None without speculation. Raises `SettingsError` for a model that cannot."""
     if settings.speculation_recent_tokens and settings.speculation != "ngram":
         raise SettingsError("speculation_recent_tokens is for speculation ngram", "speculation_recent_tokens")
@@ -23,19 +26,37 @@ def speculator_for(
         raise SettingsError("speculation_model is for speculation draft", "speculation_model")
     if settings.speculation == "none":
         return None
-    if task != "generate":
+    if built.config.task != "generate":
         raise SettingsError(
-            f"speculation is for models that generate text; this one has the task {task}", "speculation"
+            f"speculation is for models that generate text; this one has the task {built.config.task}", "speculation"
         )
-    if state_slots:
+    backend = built.backend
+    if backend.state_slots:
         raise SettingsError(
             "speculation: this model has state layers, whose states cannot go back to before a wrong guess; use none",
             "speculation",
         )
-    if draft is None:
-        recent = RecentOutputs(settings.speculation_recent_tokens) if settings.speculation_recent_tokens else None
-        proposer: Proposer = NgramProposer(_SHORTEST, recent)
-    else:
-        proposer = draft
     # A backend that runs ahead keeps a row table of its own.
-    return Speculator(proposer, settings.speculation_tokens, adjusted=not steps_ahead)
+    return Speculator(
+        _proposer(settings, built.draft),
+        settings.speculation_tokens,
+        times=_times(settings, built, clock),
+        adjusted=not backend.steps_ahead,
+    )
+
+
+def _proposer(settings: EngineSettings, draft: DraftModel | None) -> Proposer:
+    if draft is not None:
+        return draft
+    recent = RecentOutputs(settings.speculation_recent_tokens) if settings.speculation_recent_tokens else None
+    return NgramProposer(_SHORTEST, recent)
+
+
+def _times(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> StepTimes:
+    """The measured times of steps, before the first request."""
+    rows, most = built.sizes.max_running, settings.speculation_tokens
+    tokens = min(built.sizes.max_batched_tokens, max(rows, built.max_samples))
+    model = token_curve(built.backend, rows=rows, tokens=tokens, most=most, clock=clock)
+    if built.draft is None:
+        return StepTimes(model)
+    return StepTimes(model, token_curve(built.draft.backend, rows=rows, tokens=rows, most=0, clock=clock))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_operator.resources.config import mib, quantity, threads
-from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings
+from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings, guessed_rows
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import ModelReport
 from octavo_protocol.state_slots import most_useful, state_slots
@@ -97,7 +97,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         weights=weights,
         kv=kv,
         activations=found.token_bytes * tokens
-        + found.row_bytes * (running + threads(spec))
+        + found.row_bytes * (running + guessed_rows(settings, running) + threads(spec))
         + found.thread_bytes * threads(spec)
         + _TOKEN_BYTES * running * length,
         swap=0 if found.whole_prompts else _swap(settings, kv),

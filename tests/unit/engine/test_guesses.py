@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo_inference.core.speculation.acceptance import Acceptance, Trials
+from octavo_inference.core.gather import Batch
+from octavo_inference.core.model_input import StepResult
+from octavo_inference.core.speculation.acceptance import Acceptance, Chances, Trials
+from octavo_inference.core.speculation.calibration import token_curve
 from octavo_inference.core.speculation.lengths import Candidate, lengths
 from octavo_inference.core.speculation.lookup import continuation, continuation_in
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
-from octavo_inference.core.speculation.step_times import StepTimes
+from octavo_inference.core.speculation.step_times import FLAT, StepTimes, TokenCurve
+
+from .echo import EchoBackend, Ticks
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -63,76 +71,142 @@ def test_recent_answers_are_bounded_and_apart() -> None:
     assert recent.of("a").tolist() == [], "the salt without an answer for the longest time is forgotten"
 
 
-def test_rates_start_hopeful_and_follow_what_happens() -> None:
+def test_chances_start_hopeful_and_follow_what_happens() -> None:
     shared, good, bad = Acceptance(), Trials(), Trials()
-    first = shared.rate(good, 3)
+    hopeful = shared.chances(good, 3)
     for _ in range(30):
         shared.observe(good, 3, 4, 4)
         shared.observe(bad, 3, 4, 0)
-    assert shared.rate(bad, 3) < 0.3 < first < shared.rate(good, 3)
-    assert shared.rate(Trials(), 20) == first, "longer matches have a rate of their own"
+    assert shared.chances(bad, 3).first < 0.3 < hopeful.first < shared.chances(good, 3).first
+    assert shared.chances(Trials(), 20) == hopeful, "longer matches have chances of their own"
 
 
-def test_times_are_between_those_measured() -> None:
-    times = StepTimes()
-    assert times.alone(1) is None
-    times.add(1, 0, 1.0)
-    assert times.alone(1) == times.curve(1).seconds(8) == 1.0, "what was never tried costs nothing more"
-    assert times.alone(2) is None, "other rows, other times"
-    for seconds in (50.0, 2.4, 2.5):
-        times.add(1, 8, seconds)
-    assert times.curve(1).seconds(8) == 2.4, "the first step of a size may compile something"
-    assert times.curve(1).seconds(4) == pytest.approx(1.7)
-    for _ in range(50):
-        times.add(1, 8, 2.0)
-    assert times.curve(1).seconds(8) == pytest.approx(2.0, rel=0.01)
-    times.add(1, 8, 100.0)
-    assert times.curve(1).seconds(8) < 2.5, "one slow step of a busy machine"
-    assert times.alone(1) == 1.0
-    for _ in range(20):
-        times.add(1, 8, 2.0)
-    assert times.alone(1) is None, "to be measured again"
-    for _ in range(600):
-        times.add(1, 0, 1.0)
-    assert times.curve(1).seconds(8) == 1.0, "forgotten, to be tried again"
+def test_the_first_token_and_further_ones_are_told_apart() -> None:
+    shared, own = Acceptance(), Trials()
+    for accepted in 50 * (8, 0, 0):
+        shared.observe(own, 3, 8, accepted)
+    chances = shared.chances(own, 3)
+    assert chances.first == pytest.approx(1 / 3, abs=0.1)
+    assert chances.further > 0.9
 
 
 def test_what_is_not_tried_is_tried_again_later() -> None:
     shared, own = Acceptance(), Trials()
     for _ in range(50):
         shared.observe(own, 3, 4, 0)
-    low = shared.rate(own, 3)
+    low = shared.chances(own, 3).first
     for _ in range(400):
         shared.rest(own, 3)
-    assert shared.rate(own, 3) > 2 * low
+    assert shared.chances(own, 3).first > 2 * low
+
+
+CURVE = TokenCurve((1, 8, 16, 17, 32), (1.0, 1.2, 1.6, 2.2, 2.8), per_row=0.1)
+
+
+def test_a_curve_has_the_times_between_those_measured() -> None:
+    assert CURVE.seconds(1, 8) == pytest.approx(1.3)
+    assert CURVE.seconds(8, 8) == pytest.approx(2.0)
+    assert CURVE.seconds(1, 12) == pytest.approx(1.5)
+    assert CURVE.seconds(1, 17) - CURVE.seconds(1, 16) == pytest.approx(0.6), "another tile"
+    assert CURVE.seconds(1, 62) == pytest.approx(4.1), "beyond, as in the last piece"
+
+
+def test_steps_correct_the_height_of_the_curve() -> None:
+    times = StepTimes(CURVE)
+    for _ in range(40):
+        times.add(4, 0, 0, 2 * CURVE.seconds(4, 4))
+    assert times.alone(1) == pytest.approx(2 * CURVE.seconds(1, 1), rel=0.01), "of other rows too"
+    for _ in range(40):
+        times.add(4, 12, 3, 3 * CURVE.seconds(4, 16))
+    assert times.seconds(4, 12, 3) == pytest.approx(3 * CURVE.seconds(4, 16), rel=0.01)
+    assert times.alone(4) == pytest.approx(2 * CURVE.seconds(4, 4), rel=0.01)
+    for _ in range(40):
+        times.add(4, 0, 0, 3 * CURVE.seconds(4, 4))
+    assert times.seconds(4, 12, 3) == pytest.approx(3 * CURVE.seconds(4, 16), rel=0.1), "the contexts had grown"
+    times.add(4, 0, 0, 1000.0)
+    assert times.alone(4) < 4 * CURVE.seconds(4, 4), "one slow step of a busy machine"
+
+
+def test_a_draft_model_costs_a_step_for_each_guess() -> None:
+    draft = TokenCurve((1, 2), (0.1, 0.1))
+    guessed, found = StepTimes(CURVE, draft), StepTimes(CURVE)
+    assert guessed.seconds(2, 8, 4) == pytest.approx(found.seconds(2, 8, 4) * (1 + 0.4 / CURVE.seconds(2, 10)))
+    assert guessed.alone(2) == found.alone(2)
 
 
 def linear(base: float, token: float):
-    return lambda drafted: base + token * drafted
+    return lambda drafted, longest: base + token * drafted
 
 
 @pytest.mark.parametrize(
-    ("rates", "rows", "seconds", "expected"),
+    ("chances", "rows", "seconds", "expected"),
     [
         ([0.9], 1, linear(1, 0.01), [8]),  # a step costs the same for any tokens
         ([0.9], 1, linear(1, 1), [0]),  # each token costs as much as the first
-        ([0.9, 0.2], 2, linear(1.2, 0.1), [8, 0]),  # the sure one gets all
+        ([0.9, 0.01], 2, linear(1.2, 0.02), [8, 0]),  # the sure one gets all
         ([0.5], 64, linear(7.4, 0.1), [0]),  # computing: many rows
+        ([0.95, *15 * [0.01]], 16, linear(1, 0.05), [0, *15 * [0]]),  # one would gain, and fifteen would wait for it
         ([], 3, linear(1, 0.1), []),
+        ([0.8], 1, lambda drafted, longest: 1 + 0.02 * drafted + 0.4 * longest, [2]),  # a guess has a price of its own
     ],
 )
-def test_a_step_verifies_what_makes_it_faster(rates, rows, seconds, expected) -> None:
-    assert lengths([Candidate(8, rate) for rate in rates], rows, 16, seconds) == expected
+def test_a_step_verifies_what_makes_it_faster(chances, rows, seconds, expected) -> None:
+    candidates = [Candidate(8, Chances(each, each)) for each in chances]
+    assert lengths(candidates, rows, 16, seconds) == expected
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 8), st.floats(0, 1)), max_size=6),
-    st.integers(1, 64),
-    st.integers(0, 20),
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=3),
+    st.integers(0, 2),
+    st.integers(0, 8),
     st.floats(0.001, 2),
     st.floats(0.001, 1),
 )
-def test_lengths_stay_within_their_bounds(guesses, rows, room, base, token) -> None:
-    found = lengths([Candidate(*each) for each in guesses], rows, room, linear(base, token))
+def test_no_other_lengths_are_expected_to_be_faster(guesses, others, room, base, token) -> None:
+    """By trying all of them; a choice without guesses may be up to 5 % slower."""
+    candidates = [Candidate(most, Chances(*each)) for most, *each in guesses]
+    rows, seconds = len(candidates) + others, linear(base, token)
+
+    def speed(counts: tuple[int, ...]) -> float:
+        gains = [
+            sum(c.chances.first * c.chances.further**k for k in range(n))
+            for c, n in zip(candidates, counts, strict=True)
+        ]
+        return sum(map(math.log1p, gains)) - rows * math.log(seconds(sum(counts), max(counts)))
+
+    found = tuple(lengths(candidates, rows, room, seconds))
     assert sum(found) <= room
-    assert all(count <= most for count, (most, _) in zip(found, guesses, strict=True))
+    every = itertools.product(*(range(1 + each.most) for each in candidates))
+    best = max(speed(counts) for counts in every if sum(counts) <= room)
+    assert speed(found) >= best - (0 if any(found) else rows * math.log(1.05)) - 1e-9
+
+
+class SlowBackend(EchoBackend):
+    """Takes a second for each of its tokens, and ten for a step."""
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__(64)
+        self.clock = clock
+
+    def step(self, batch: Batch) -> StepResult:
+        self.clock.now += 10 + len(batch.tokens) + 3 * len(batch.seq_len)
+        count = len(batch.sample.row)
+        return StepResult(
+            np.zeros(count, np.int32), np.zeros(count, np.float32), np.zeros(count, np.int32), [None] * count
+        )
+
+
+def test_calibration_finds_the_times_of_steps() -> None:
+    clock = Ticks(0.0)
+    backend = SlowBackend(clock)
+    found = token_curve(backend, rows=16, tokens=40, most=3, clock=clock, seconds=1e9)
+    assert found.counts[-1] == 40
+    for rows, tokens in ((1, 1), (4, 16), (16, 16), (8, 25)):
+        assert found.seconds(rows, tokens) == pytest.approx(10 + tokens + 3 * rows, abs=0.01)
+    hasty = token_curve(backend, rows=16, tokens=40, most=3, clock=clock, seconds=0.0)
+    assert hasty.counts == (1, 8, 32), "the coarse part alone"
+
+
+def test_one_row_of_one_token_has_no_curve() -> None:
+    clock = Ticks(0.0)
+    assert token_curve(SlowBackend(clock), rows=1, tokens=1, most=8, clock=clock) is FLAT

@@ -91,6 +91,7 @@ class CpuBackend:
         threads: int,
         format_: Literal["f32", "bf16"],
         state_slots: int = 0,
+        max_samples: int = 0,
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
@@ -104,6 +105,7 @@ class CpuBackend:
         weakref.finalize(self, kernels.library.octavo_team_destroy, team)
 
         act = np.dtype(np.float32 if format_ == "f32" or kernels.info.activation_bytes == 4 else np.uint16)
+        samples = max(max_running, max_samples)
         tokens, layers = max_batched_tokens, (abi.LayerArgs * config.layers)(*packed.layers)
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         for number, layer in enumerate(layers):
@@ -140,16 +142,16 @@ class CpuBackend:
         hidden_stride = -(-config.hidden // kernels.info.panel) * kernels.info.panel
         # AMX reads activations as they are: its blocks have no bytes.
         rounds = packed.quantized and kernels.info.quantized_block_bytes > 0
-        rounded = (max(tokens, max_running) if rounds else 0, -(-widest // _QUANTIZED))
+        rounded = (max(tokens, samples) if rounds else 0, -(-widest // _QUANTIZED))
         int8_block = np.dtype((np.void, max(1, kernels.info.quantized_block_bytes)))
         mixture = expert_widths(config.experts, config.hidden, kernels.info.panel)
         buffers: dict[str, NDArray[Any]] = {
             "hidden_state": _zeros((tokens, hidden_stride), np.dtype(np.float32)),
             "qkv": _zeros((tokens, max(layer.qkv.rows for layer in layers)), np.dtype(np.float32)),
             "projected": _zeros((tokens if config.output_norms else 0, hidden_stride), np.dtype(np.float32)),
-            "logits": _zeros((max_running, packed.lm_head.rows), np.dtype(np.float32)),
+            "logits": _zeros((samples, packed.lm_head.rows), np.dtype(np.float32)),
             # The final norm writes one row per sample row; a step may have more sample rows than query tokens.
-            "normed": _zeros((max(tokens, max_running), normed), act),
+            "normed": _zeros((max(tokens, samples), normed), act),
             "attended": _zeros((tokens, attended), act),
             "activated": _zeros((tokens, inner), act),
             "state_inputs": _zeros((tokens, max(layer.state.inputs.rows for layer in layers)), np.dtype(np.float32)),
@@ -248,9 +250,11 @@ class CpuBackend:
         threads: int | None = None,
         kernels: Kernels | None = None,
         state_slots: int = 0,
+        max_samples: int = 0,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages become resident at first use.
 
+        A step samples at most `max_samples` tokens, or one of each of `max_running` sequences if that is more.
         `threads` defaults to the cores that this process may use, `kernels` to the best variant that the machine
         supports.
 
@@ -275,6 +279,7 @@ class CpuBackend:
             threads=count,
             format_=format_,
             state_slots=state_slots,
+            max_samples=max_samples,
         )
 
     def launch(self, step: RowStep) -> StepHandle:

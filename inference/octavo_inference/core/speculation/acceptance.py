@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _FORGET = 0.9
 """Weight of what came before, at each verification of a sequence: it counts about the last ten."""
@@ -11,32 +12,52 @@ _REST, _REST_SHARED = 0.98, 0.998
 """The same at each guess that is not tried."""
 _WEIGHT = 2.0
 """Verifications that the shared rate counts as, next to those of the sequence."""
-_FIRST = 0.6
-"""The rate before anything is known: high enough to try."""
 _CLASSES = (1, 2, 3, 5, 9)
 """Shortest matches of the classes with a shared rate."""
 
 
+class Chances(NamedTuple):
+    """The probability that the first guessed token is accepted, and of each further one if those before it are."""
+
+    first: float
+    further: float
+
+
+_FIRST = Chances(0.6, 0.7)
+"""Before anything is known: high enough to try."""
+
+
 @dataclass(slots=True)
 class Trials:
-    """Guessed tokens that were accepted, and those that ended a verification, both weighted by age."""
+    """Guessed tokens that were accepted, and those that ended a verification, both weighted by age: first and further.
 
-    accepted: float = 0.0
-    refused: float = 0.0
+    They are counted apart. Once a text repeats, it goes on repeating: further ones are right more often.
+    """
+
+    accepted: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    refused: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def add(self, drafted: int, accepted: int, keep: float) -> None:
         """Add a verification."""
-        self.accepted = self.accepted * keep + accepted
-        self.refused = self.refused * keep + (accepted < drafted)
+        self.fade(keep)
+        self.accepted[0] += accepted > 0
+        self.refused[0] += accepted == 0
+        self.accepted[1] += max(0, accepted - 1)
+        self.refused[1] += 0 < accepted < drafted
 
     def fade(self, keep: float) -> None:
-        """Let the past count less, after a step in which nothing was tried."""
-        self.accepted *= keep
-        self.refused *= keep
+        """Let the past count less."""
+        for counts in (self.accepted, self.refused):
+            counts[0] *= keep
+            counts[1] *= keep
 
-    def rate(self, prior: float, weight: float) -> float:
-        """The estimated probability that one more token is accepted."""
-        return (self.accepted + prior * weight) / (self.accepted + self.refused + weight)
+    def chances(self, prior: Chances, weight: float) -> Chances:
+        """The estimated probabilities, if `prior` counts as `weight` of them."""
+        found = [
+            (yes + each * weight) / (yes + no + weight)
+            for yes, no, each in zip(self.accepted, self.refused, prior, strict=True)
+        ]
+        return Chances(*found)
 
 
 @dataclass(slots=True)
@@ -45,9 +66,9 @@ class Acceptance:
 
     _classes: list[Trials] = field(default_factory=lambda: [Trials() for _ in _CLASSES])
 
-    def rate(self, own: Trials, matched: int) -> float:
-        """The probability that one guessed token of a sequence is accepted."""
-        return own.rate(self._classes[_class(matched)].rate(_FIRST, _WEIGHT), _WEIGHT)
+    def chances(self, own: Trials, matched: int) -> Chances:
+        """The probabilities for a guess of a sequence."""
+        return own.chances(self._classes[_class(matched)].chances(_FIRST, _WEIGHT), _WEIGHT)
 
     def rest(self, own: Trials, matched: int) -> None:
         """Note that a guess was not tried: what made it look bad is forgotten slowly."""

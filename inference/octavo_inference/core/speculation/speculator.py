@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as List
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,30 +33,33 @@ class Draft(NamedTuple):
 class Speculator:
     """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most.
 
+    `times`: what steps are expected to take; without, any number of guesses is taken to cost nothing.
+
     `adjusted`: also of sequences whose logits change by guidance, penalties or rules. A backend with a row table of its
     own has no masks behind guesses, and its penalties count samples where the guesses should be.
     """
 
-    def __init__(self, proposer: Proposer, most: int, *, adjusted: bool = True) -> None:
+    def __init__(self, proposer: Proposer, most: int, *, times: StepTimes | None = None, adjusted: bool = True) -> None:
         self._proposer = proposer
         self._most = most
         self._adjusted = adjusted
         self._acceptance = Acceptance()
-        self._times = StepTimes()
+        self._times = times or StepTimes()
+        self._longest = 0
         self.totals = SpeculationTotals()
 
     def wanted(self, sequences: List[Sequence], rows: int, room: int) -> list[Offer]:
         """What to guess of these sequences for a step of `rows` decodes, at most `room` tokens in all."""
-        if room <= 0 or self._times.alone(rows) is None:
-            return []  # the time without guesses is measured first, and now and then again
+        if room <= 0:
+            return []
         able = [s for s in sequences if self._adjusted or self._is_plain(s)]
         # The token after the last guess is sampled too: it must not be beyond the limit.
         most = [max(0, min(self._most, room, s.limit - s.total - 1)) for s in able]
         offers = [self._allowed(each) for each in self._proposer.offers(able, most)]
         candidates = [
-            Candidate(each.most, self._acceptance.rate(each.sequence.trials, each.matched)) for each in offers
+            Candidate(each.most, self._acceptance.chances(each.sequence.trials, each.matched)) for each in offers
         ]
-        counts = lengths(candidates, rows, room, self._times.curve(rows).seconds)
+        counts = lengths(candidates, rows, room, partial(self._times.seconds, rows))
         for offer, count in zip(offers, counts, strict=True):
             if offer.most and not count:
                 self._acceptance.rest(offer.sequence.trials, offer.matched)
@@ -63,6 +67,7 @@ class Speculator:
 
     def drafts(self, offers: List[Offer], table: RowTable) -> list[Draft]:
         """The guesses that were wanted, whose blocks are reserved: at least one token each."""
+        self._longest = max((offer.most for offer in offers), default=0)
         found = []
         for offer, tokens in zip(offers, self._proposer.guess(offers, table), strict=True):
             sequence, guide = offer.sequence, offer.sequence.guide
@@ -92,11 +97,12 @@ class Speculator:
 
     def stepped(self, rows: int, drafted: int, accepted: int, seconds: float, steps: int = 1) -> None:
         """Note the time of a step of `rows` sequences without prompts, or the mean of several steps without drafts."""
-        alone = self._times.alone(rows)
-        if drafted and alone is not None:
-            self.totals.seconds_saved += alone * (rows + accepted) / rows - seconds
+        if seconds <= 0:  # too short for the clock
+            return
+        if drafted:
+            self.totals.seconds_saved += self._times.alone(rows) * (rows + accepted) / rows - seconds
         if not (drafted and self._proposer.is_behind):
-            self._times.add(rows, drafted, seconds, steps)
+            self._times.add(rows, drafted, self._longest if drafted else 0, seconds, steps)
 
     def left(self, sequence: Sequence) -> None:
         """A sequence gives its row and its blocks back."""

@@ -1,95 +1,77 @@
-"""Measured times of steps, by the sequences that decode and the guessed tokens that are verified."""
+"""Expected times of steps, by the sequences that decode and the guessed tokens that are verified.
+
+A step reads the weights once, so its time hardly grows with its tokens until the processor computes all the time, and
+then in proportion, with jumps where a kernel begins another tile. That curve is measured before the first request
+(`speculation.calibration`). Later steps correct its height: contexts grow, and other programs take their share.
+"""
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
+from bisect import bisect_left
+from dataclasses import dataclass
 
-_KEEP = 0.8
-"""Weight of the earlier mean when a step is added."""
-_FIRST = 3
-"""Steps whose shortest time is the first mean: the very first of a size may compile or allocate something."""
-_FRESH = 64
-"""Steps for which the time without guesses counts as known."""
-_STALE = 512
-"""Steps after which a time with guesses is forgotten, so that they are tried again."""
+_NEWEST = 0.2
+"""Weight of the newest step in a correction. Each is taken for at most twice as long as expected: outliers."""
+_HOST = 1.05
+"""What a step with guesses takes in addition, as long as none is measured: the host's work for them."""
 
 
-class _Mean:
-    """The time of one size."""
+@dataclass(frozen=True, slots=True)
+class TokenCurve:
+    """`times[i]` is the seconds of a step with `counts[i]` query tokens, which rise; `per_row` comes for each sequence.
 
-    def __init__(self, seconds: float, at: int) -> None:
-        self.seconds = seconds
-        self.count = 1
-        self.at = at
+    Between two counts the time is that of the line between them, and beyond the last that of the last line.
+    """
 
-    def add(self, seconds: float, at: int) -> None:
-        """Note one more step."""
-        self.count += 1
-        self.at = at
-        if self.count <= _FIRST:
-            self.seconds = min(self.seconds, seconds)
-        else:
-            # One slow step of a busy machine must not count for long.
-            self.seconds = _KEEP * self.seconds + (1 - _KEEP) * min(seconds, 2 * self.seconds)
+    counts: tuple[int, ...]
+    times: tuple[float, ...]
+    per_row: float = 0.0
+
+    def seconds(self, rows: int, tokens: int) -> float:
+        """The time of a step with so many tokens of so many sequences."""
+        above = min(max(1, bisect_left(self.counts, tokens)), len(self.counts) - 1)
+        low, high = self.counts[above - 1], self.counts[above]
+        fast, slow = self.times[above - 1], self.times[above]
+        return max(0.0, fast + (slow - fast) * (tokens - low) / (high - low)) + self.per_row * rows
+
+
+FLAT = TokenCurve((1, 2), (1.0, 1.0))
+"""Any number of tokens takes the same time: where nothing is measured, all guesses are tried."""
 
 
 class StepTimes:
-    """The time of a step without prompts. Rows are counted exactly up to 16, then in ranges; so are guessed tokens."""
+    """The time of a step without prompts. `model` is the curve of the model, `draft` that of a draft model's steps."""
 
-    def __init__(self) -> None:
-        self._means: dict[int, dict[int, _Mean]] = {}
-        self._steps = 0
+    def __init__(self, model: TokenCurve = FLAT, draft: TokenCurve | None = None) -> None:
+        self._model = model
+        self._draft = draft
+        # Measured by expected time, of steps without guesses; and of those with guesses, by that.
+        self._plain = 1.0
+        self._guessing = _HOST
 
-    def add(self, rows: int, drafted: int, seconds: float, steps: int = 1) -> None:
-        """Note a step, or the mean of several."""
-        self._steps += steps
-        means = self._means.setdefault(_bucket(rows), {})
+    def alone(self, rows: int) -> float:
+        """The time without guesses."""
+        return self._plain * self._model.seconds(rows, rows)
+
+    def seconds(self, rows: int, drafted: int, longest: int) -> float:
+        """The time with guesses, of at most `longest` tokens of a sequence, and of guessing them."""
+        return self._plain * self._guessing * self._expected(rows, drafted, longest) if drafted else self.alone(rows)
+
+    def add(self, rows: int, drafted: int, longest: int, seconds: float, steps: int = 1) -> None:
+        """Note a step, or the mean of several without guesses."""
+        expected = self._expected(rows, drafted, longest)
         if drafted:
-            drafted = _middle(_bucket(drafted))
-        known = means.get(drafted)
-        if known is None or self._steps - known.at > _STALE:
-            means[drafted] = _Mean(seconds, self._steps)
+            self._guessing = _moved(self._guessing, seconds / (self._plain * expected), _NEWEST)
         else:
-            known.add(seconds, self._steps)
+            self._plain = _moved(self._plain, seconds / expected, 1 - (1 - _NEWEST) ** steps)
+            # What was measured with guesses grows old: it has some of what is in the height of the curve now.
+            self._guessing += (_HOST - self._guessing) * _NEWEST / 2
 
-    def alone(self, rows: int) -> float | None:
-        """The time without guesses; None if it was not measured lately."""
-        known = self._means.get(_bucket(rows), {}).get(0)
-        return None if known is None or self._steps - known.at > _FRESH else known.seconds
-
-    def curve(self, rows: int) -> TimeCurve:
-        """The times over the number of guessed tokens."""
-        means = self._means.get(_bucket(rows), {})
-        known = sorted((count, mean.seconds) for count, mean in means.items() if self._steps - mean.at <= _STALE)
-        return TimeCurve([count for count, _ in known], [seconds for _, seconds in known])
+    def _expected(self, rows: int, drafted: int, longest: int) -> float:
+        verified = self._model.seconds(rows, rows + drafted)
+        return verified if self._draft is None else verified + longest * self._draft.seconds(rows, rows)
 
 
-class TimeCurve:
-    """Times between those that are known. More guesses than were ever verified are expected to cost nothing more.
-
-    That is how a number of them gets its first measurement.
-    """
-
-    def __init__(self, counts: list[int], seconds: list[float]) -> None:
-        self._counts = counts
-        self._seconds = seconds
-
-    def seconds(self, drafted: int) -> float:
-        """The expected time."""
-        above = bisect_right(self._counts, drafted)
-        if above == len(self._counts):
-            return self._seconds[-1]
-        low, high = self._counts[above - 1 : above + 1]
-        fast, slow = self._seconds[above - 1 : above + 1]
-        return fast + (slow - fast) * (drafted - low) / (high - low)
-
-
-def _bucket(count: int) -> int:
-    """Up to 16 the number itself, then four buckets for each doubling."""
-    return count if count <= 16 else 16 + math.floor(4 * math.log2(count / 16))
-
-
-def _middle(bucket: int) -> int:
-    """A number of the bucket."""
-    return bucket if bucket <= 16 else round(16 * 2 ** ((bucket - 15.5) / 4))
+def _moved(mean: float, value: float, weight: float) -> float:
+    """The mean with a new value, which is taken for at most twice as large, or half as large."""
+    return mean + weight * (min(max(value, mean / 2), 2 * mean) - mean)

@@ -1,11 +1,14 @@
 """Decoding with and without speculation, on the CPU backend with the built-in model: python -m bench.cpu.speculation.
 
-    python -m bench.cpu.speculation                    # 4 loads, 1 to 64 answers at once, 5 rounds
-    python -m bench.cpu.speculation --batches 1 --loads code --rounds 1
-    python -m bench.cpu.speculation --plot             # writes docs/pictures/speculation.svg from the last result
+    python -m bench.cpu.speculation                    # all proposers and loads, 5 rounds
+    python -m bench.cpu.speculation --proposers ngram --loads code --batches 1 --rounds 1
+    python -m bench.cpu.speculation --plot RESULT      # writes docs/pictures/speculation.svg from a result
 
 A process has two engines of the same model, which take turns: a round computes each load with both. A speed-up is the
 median over the rounds of the ratio of both times, prompts included. Answers must be the same token by token.
+
+A draft model needs a larger model whose answers are like its own. The built-in model takes that place itself, with
+layers added that change little of what it says (`bench.cpu.deeper`): four times as many, of the same size.
 """
 
 from __future__ import annotations
@@ -14,15 +17,25 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
+from bench.cpu.deeper import deeper
+from bench.lib import loads
 from bench.lib.host import new_report, result_file
+from bench.lib.plot import BLUE, GREY, RED, plt
+from bench.lib.plot import save as save_plot
 from bench.lib.results import save
-from octavo_inference import LLM, SamplingParams
-from octavo_inference.core.request import Guidance
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.request import Guidance, Request, SamplingParams
+from octavo_inference.engine.factory import engine_for
+from octavo_inference.model_loader import LoadedModel, load_model
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64)
+Proposer = Literal["ngram", "draft"]
+BATCHES = (1, 2, 4, 8, 16, 32)
+PICTURE = Path("docs/pictures/speculation.svg")
 CODE = """def celsius_to_fahrenheit(value: float) -> float:
     \"\"\"Convert degrees Celsius to degrees Fahrenheit.\"\"\"
     if value < -273.15:
@@ -43,11 +56,11 @@ def celsius_to_kelvin(value: float) -> float:
 """
 ARTICLE = (
     "The lighthouse at the northern cape was built in 1871, after three ships had been lost in one winter. Its lamp "
-    "burned oil until 1929, when the first generator was installed. The last keeper, Anna Holm, left the tower in 1974, "
-    "and since then the light has been controlled from the harbour office. Visitors may climb the 214 steps from May "
-    "to September. The view from the top reaches over the bay to the islands, and on clear days to the mountains behind "
-    "them. In the small house beside the tower there is a museum with the old lamp, the keeper's log and a model of the "
-    "last of the three ships."
+    "burned oil until 1929, when the first generator was installed. The last keeper, Anna Holm, left the tower in "
+    "1974, and since then the light has been controlled from the harbour office. Visitors may climb the 214 steps "
+    "from May to September. The view from the top reaches over the bay to the islands, and on clear days to the "
+    "mountains behind them. In the small house near the tower there is a museum with the old lamp, the keeper's log "
+    "and a model of the last of the three ships."
 )
 _PERSON = {
     "type": "object",
@@ -61,12 +74,19 @@ PEOPLE = Guidance(
 )
 
 
-class Ask(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Ask:
     """What is asked, of a chat model or to be continued, and what the answer must be."""
 
     text: str
     continued: bool = False
     guidance: Guidance | None = None
+
+    def prompt(self, number: int) -> str:
+        """The text of one of several requests: none has the prefix of another one."""
+        if self.continued:
+            return f"# File {number}\n\n{self.text}"
+        return f"<|im_start|>user\n({number}) {self.text}<|im_end|>\n<|im_start|>assistant\n"
 
 
 LOADS = {
@@ -75,101 +95,136 @@ LOADS = {
     "quotes": Ask(f"Quote this text, then say what it is about:\n\n{ARTICLE}"),
     "chat": Ask("Tell me a story about a sailor who finds an island that is on no map."),
 }
+# Random prompts whose answers have given lengths, so many at once as there are rows: the throughput loads.
+MIXES = ("mix-64", "mix-256")
 
 
-def answers(llm: LLM, load: str, batch: int, tokens: int) -> tuple[float, list[list[int]]]:
-    """Seconds for so many answers at once, of at most so many tokens, and their tokens. The first of them is greedy."""
-    ask = LOADS[load]
-    texts = [f"# File {number}\n\n{ask.text}" if ask.continued else f"{ask.text} ({number})" for number in range(batch)]
-    params = [
-        SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number) for number in range(batch)
+def requests(model: LoadedModel, load: str, batch: int, tokens: int) -> list[Request]:
+    """The requests of a load. Answers are sampled, but for the first one."""
+    if load in MIXES:
+        mix = loads.load(load)
+        return [
+            Request(str(number), prompt, SamplingParams(max_tokens=length, temperature=0, ignore_eos=True))
+            for number, (prompt, length) in enumerate(zip(mix.prompts, mix.lengths, strict=True))
+        ]
+    ask, tokenizer = LOADS[load], model.text.tokenizer
+    return [
+        Request(
+            str(number),
+            tokenizer.encode(ask.prompt(number), add_special_tokens=False).ids,
+            SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number),
+            guidance=ask.guidance,
+        )
+        for number in range(batch)
     ]
+
+
+def answers(engine: Engine, asked: list[Request]) -> tuple[float, dict[str, list[int]]]:
+    """Seconds for all answers at once, and their tokens."""
+    found: dict[str, list[int]] = {request.id: [] for request in asked}
     begun = time.perf_counter()
-    if ask.continued:
-        found = llm.generate(texts, params, use_tqdm=False)
-    else:
-        talks = [[{"role": "user", "content": text}] for text in texts]
-        found = llm.chat(talks, params, guidance=ask.guidance, use_tqdm=False)
-    return time.perf_counter() - begun, [list(each.outputs[0].token_ids) for each in found]
+    for request in asked:
+        engine.submit(request)
+    while engine.has_work:
+        engine.wait()
+        for output in engine.step():
+            found[output.id] += output.tokens
+    return time.perf_counter() - begun, found
 
 
-def compared(plain: LLM, guessing: LLM, load: str, batch: int, tokens: int, rounds: int) -> dict[str, Any]:
-    """The row of a load: the speed-up, and how its guesses fared."""
-    totals = guessing.engine.speculation
+def compared(engines: tuple[Engine, Engine], asked: list[Request], rounds: int) -> dict[str, Any]:
+    """The speed-up of the second engine, and how its guesses fared."""
+    plain, guessing = engines
+    totals = guessing.speculation
     if totals is None:
         raise TypeError("an engine without speculation")
-    before = totals.drafted, totals.accepted
     ratios: list[float] = []
     seconds: list[float] = []
-    count = 0
+    count = drafted = accepted = 0
     for number in range(rounds + 1):
-        (first, expected), (second, found) = (answers(llm, load, batch, tokens) for llm in (plain, guessing))
+        if number == 1:  # the first round warms up
+            drafted, accepted = totals.drafted, totals.accepted
+        (first, expected), (second, found) = (answers(engine, asked) for engine in (plain, guessing))
         if found != expected:
-            raise RuntimeError(f"{load}, {batch} at once: the answers differ")
-        count = sum(map(len, found))
-        if number:  # the first round warms up
+            raise RuntimeError("the answers differ")
+        count = sum(map(len, found.values()))
+        if number:
             ratios.append(first / second)
             seconds.append(first)
-    drafted, accepted = totals.drafted - before[0], totals.accepted - before[1]
     return {
-        "load": load,
-        "batch": batch,
         "speedup": round(statistics.median(ratios), 3),
         "lowest": round(min(ratios), 3),
         "highest": round(max(ratios), 3),
         "tokens_per_second": round(count / statistics.median(seconds)),
-        "drafted": drafted,
-        "accepted": accepted,
+        "drafted": totals.drafted - drafted,
+        "accepted": totals.accepted - accepted,
     }
 
 
-def plot(result: Path, picture: Path) -> None:
-    """The speed-up over the batch, a line for each load."""
-    import matplotlib as mpl
+def pair(proposer: Proposer, model: LoadedModel, most: int) -> tuple[Engine, Engine]:
+    """An engine without speculation, and one with."""
+    settings = EngineSettings(max_model_len=1024, kv_memory=1 << 30, speculation_tokens=most)
+    draft = "smollm2" if proposer == "draft" else None
+    guessing = replace(settings, speculation=proposer, speculation_model=draft)
+    return engine_for(settings, model).engine, engine_for(guessing, model).engine
 
-    mpl.use("svg")
-    from matplotlib import pyplot
 
-    rows = json.loads(result.read_text())["rows"]
-    figure, axes = pyplot.subplots(figsize=(6, 3.5))
-    for load in dict.fromkeys(row["load"] for row in rows):
-        own = [row for row in rows if row["load"] == load]
-        axes.plot([row["batch"] for row in own], [row["speedup"] for row in own], marker="o", label=load)
-    axes.axhline(1, color="grey", linewidth=0.8)
-    axes.set(xscale="log", xlabel="answers at once", ylabel="speed-up", xticks=BATCHES, xticklabels=BATCHES)
-    axes.minorticks_off()
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(picture, metadata={"Date": None})
+def plot(result: Path) -> None:
+    """The speed-up over the batch: a panel for each proposer, a line for each load."""
+    rows = [row for row in json.loads(result.read_text())["rows"] if row["load"] in LOADS]
+    proposers = list(dict.fromkeys(row["proposer"] for row in rows))
+    _, panels = plt.subplots(1, len(proposers), figsize=(3.6 * len(proposers), 3), sharey=True, squeeze=False)
+    colors = dict(zip(LOADS, (BLUE, RED, "#3f8f5b", GREY), strict=True))
+    for axes, proposer in zip(panels[0], proposers, strict=True):
+        own = [row for row in rows if row["proposer"] == proposer]
+        for load in dict.fromkeys(row["load"] for row in own):
+            points = [(row["batch"], row["speedup"]) for row in own if row["load"] == load]
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, color=colors[load], label=load)
+        axes.axhline(1, color=GREY, linewidth=0.8)
+        axes.set(title=proposer, xscale="log", xlabel="answers at once", xticks=BATCHES, xticklabels=BATCHES)
+        axes.minorticks_off()
+    panels[0][0].set_ylabel("speed-up")
+    panels[0][0].legend(frameon=False)
+    save_plot(PICTURE)
 
 
 def main() -> None:
+    """Measure, or draw a result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--proposers", nargs="+", choices=("ngram", "draft"), default=["ngram", "draft"])
+    parser.add_argument("--loads", nargs="+", choices=(*LOADS, *MIXES), default=[*LOADS, *MIXES])
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=200, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--most", type=int, default=8, help="guessed tokens in a step, at most")
-    parser.add_argument("--plot", type=Path, metavar="RESULT", help="write the picture of a result instead")
+    parser.add_argument("--most", type=int, default=8, help="guessed tokens of an answer in a step, at most")
+    parser.add_argument("--plot", type=Path, metavar="RESULT", help="draw a result instead")
     given = parser.parse_args()
     if given.plot:
-        plot(given.plot, Path("docs/pictures/speculation.svg"))
+        plot(given.plot)
         return
-    report = new_report()
-    plain = LLM(max_model_len=1024, kv_memory="256Mi")
-    guessing = LLM(max_model_len=1024, kv_memory="256Mi", speculation="ngram", speculation_tokens=given.most)
+    report = new_report(tokens=given.tokens, most=given.most, rounds=given.rounds)
+    small = load_model("smollm2")
+    if not isinstance(small, LoadedModel):
+        raise TypeError("the built-in model has native kernels")
     rows = []
-    print(f"{'load':8} {'batch':>5} {'speed-up':>9} {'from':>6} {'to':>6} {'tokens/s':>9} {'accepted':>14}")
-    for load in given.loads:
-        for batch in given.batches:
-            row = compared(plain, guessing, load, batch, given.tokens, given.rounds)
-            rows.append(row)
-            print(
-                f"{load:8} {batch:5} {row['speedup']:9.2f} {row['lowest']:6.2f} {row['highest']:6.2f} "
-                f"{row['tokens_per_second']:9} {row['accepted']:6} of {row['drafted']:5}",
-                flush=True,
-            )
-    save(result_file("speculation"), report | {"tokens": given.tokens, "most": given.most, "rows": rows})
+    print(
+        f"{'proposer':8} {'load':8} {'batch':>5} {'speed-up':>9} {'from':>6} {'to':>6} {'tokens/s':>9} {'accepted':>14}"
+    )
+    for proposer in given.proposers:
+        model = deeper(small, 4) if proposer == "draft" else small
+        engines = pair(proposer, model, given.most)
+        for load in given.loads:
+            for batch in given.batches[:1] if load in MIXES else given.batches:
+                asked = requests(model, load, batch, given.tokens)
+                found = compared(engines, asked, given.rounds)
+                rows.append({"proposer": proposer, "load": load, "batch": len(asked), **found})
+                print(
+                    f"{proposer:8} {load:8} {len(asked):5} {found['speedup']:9.2f} {found['lowest']:6.2f} "
+                    f"{found['highest']:6.2f} {found['tokens_per_second']:9} {found['accepted']:6} of "
+                    f"{found['drafted']:5}",
+                    flush=True,
+                )
+    save(result_file("speculation"), report | {"rows": rows})
 
 
 if __name__ == "__main__":

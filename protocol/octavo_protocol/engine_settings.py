@@ -385,7 +385,8 @@ class EngineSettings:
                 "method is how the next tokens of an answer are guessed, to verify several of them in one step. ngram "
                 "guesses what followed the last time that the same tokens came, in the prompt or in the answer. draft "
                 "guesses with a smaller model, which speculation.model names. Answers are the same as without. A step "
-                "verifies only as many tokens as make it faster, by measured times. Requires a model without state layers. Defaults to none.",
+                "verifies only as many tokens as make it faster, by measured times. Requires a model without state "
+                "layers. Defaults to none.",
             ),
         ),
     ] = "none"

@@ -44,8 +44,8 @@ class Scheduler:
     The state of a sequence, with `states`, takes the place of `host_state_blocks` of them.
     `max_scores` bounds a step's tokens of prompts with log-probabilities, even where prompts are not chunked.
     `layout`: the groups of layers that have block tables of their own. `steps_ahead`: how many steps are launched
-    before the oldest is collected. `speculator` guesses tokens for a step to verify, which samples at most `max_samples`
-    tokens.
+    before the oldest is collected. `speculator` guesses tokens for a step to verify. The step samples at most
+    `max_samples` tokens then.
     """
 
     def __init__(

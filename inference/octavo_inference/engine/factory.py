@@ -274,7 +274,8 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         tensor.release()  # pages of the file that loading has read: the plan counts them as weights
     process = resident_memory(os.getpid())
     if name == "reference":  # allocates as it runs: nothing to plan
-        guesses = draft and draft_model(draft, model, sizes, partial(_create_reference, threads, sizes=sizes))
+        create_reference = partial(_create_reference, threads, sizes=sizes)
+        guesses = None if draft is None else draft_model(draft, model, sizes, create_reference)
         backend = _create_reference(threads, model, sizes)
         samples = sizes.max_batched_tokens
         return Built(backend, model.config, sizes, name, dtype, threads, max_samples=samples, draft=guesses)
@@ -288,7 +289,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         backends.append(_create_cpu(dtype, "auto", threads, draft, sizes))
         return backends[-1]
 
-    guesses = draft and draft_model(draft, model, sizes, create)
+    guesses = None if draft is None else draft_model(draft, model, sizes, create)
     plan = _plan(backends, sizes, process, free)
     return Built(native, model.config, sizes, name, dtype, threads, plan, max_samples=samples, draft=guesses)
 

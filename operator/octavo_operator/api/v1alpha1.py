@@ -732,8 +732,8 @@ class Spec(ApiBlock):
         ),
         Rule(
             rule="self.resources.gpu.count == 0 || !has(self.engine.speculation.model)",
-            message="engine.speculation.model requires a CPU: on a GPU, speculation.method can be ngram; set it, or set "
-            "resources.gpu.count to 0",
+            message="engine.speculation.model requires a CPU: on a GPU, speculation.method can be ngram; set it, or "
+            "set resources.gpu.count to 0",
         ),
         Rule(
             rule="self.resources.gpu.count == 0 || !has(self.engine.kv.memoryPercent)",

@@ -86,7 +86,7 @@ def test_guesses_are_of_the_sequences_own_tokens(
     run = make_runner(EchoBackend(blocks), max_model_len=40, pace=1e-6, speculator=made, **limits)
     load.run(run)
     run.engine.check()
-    assert not made._proposer._progress, "nothing is kept of sequences that have ended"  # type: ignore[attr-defined]  # noqa: SLF001
+    assert not made._proposer._progress, "nothing is kept of sequences that have ended"  # type: ignore[attr-defined]
 
 
 def test_a_model_that_guesses_right_saves_its_share_of_steps() -> None:
@@ -139,7 +139,7 @@ def test_a_block_that_others_wrote_to_is_not_taken_for_what_it_held(blocks: int)
     # The other one leaves one of their blocks half full.
     first, other = [*range(1, 14)], [9, 8, 7, 6]
     for prompt, most in 12 * [(first, 4), (other, 4), (first, 0), (first, 4)]:
-        made._most = most  # noqa: SLF001
+        made._most = most
         run.tokens.clear()
         run.submit("r", prompt, max_tokens=6, seed=5)
         assert run.finish()["r", 0] == alone(prompt, 6, 5)

@@ -1,8 +1,8 @@
 """A draft model: a small model that continues the sequences of a large one.
 
-It needs no pool and no block tables of its own. A block of the engine's pool has a number, and the draft model's K and V
-of the same tokens lie in the block of that number in its own memory. So its part of the KV memory is in proportion, and
-sequences that share a prefix share it here too. (vLLM does this for the heads of EAGLE.)
+It needs no pool and no block tables of its own. A block of the engine's pool has a number, and the draft model's K and
+V of the same tokens lie in the block of that number in its own memory. So its part of the KV memory is in proportion,
+and sequences that share a prefix share it here too. (vLLM does this for the heads of EAGLE.)
 
     block 7 of the pool     K and V of tokens 32 to 47, of the model
     block 7 here            K and V of tokens 32 to 47, of the draft model, or of something else
@@ -161,7 +161,7 @@ class DraftModel:
         steps: int = 1,
         samples: bool = True,
     ) -> Int32:
-        """Compute the last `counts` tokens before `ends`, and `steps` - 1 more: the sampled tokens [steps, sequences]."""
+        """Compute the last `counts` tokens before `ends`, and `steps` - 1 more: sampled tokens [steps, sequences]."""
         rows = np.array([sequence.row for sequence in sequences], np.int32)
         starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         lengths = np.array(ends, np.int32)

@@ -43,7 +43,7 @@ def load_draft(settings: EngineSettings, model: LoadedModel) -> LoadedModel | No
             "use ngram",
             "speculation",
         )
-    _require_vocabulary(settings.speculation_model, model.text, draft.text)
+    require_vocabulary(settings.speculation_model, model.text, draft.text)
     return draft
 
 
@@ -67,6 +67,21 @@ def draft_model(
     )
 
 
+def require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
+    """Both models have to mean the same by a token id. Raises `SettingsError` otherwise."""
+    mine, theirs = (each.tokenizer.get_vocab(with_added_tokens=True) for each in (model, draft))
+    common = min(max(mine.values()), max(theirs.values())) + 1
+    alone = abs(len(mine) - len(theirs))
+    differ = [token for token, number in theirs.items() if number < common and mine.get(token) != number]
+    if differ or alone > _MOST_UNSHARED:
+        seen = f"{differ[0]!r} and {len(differ) - 1} more" if differ else f"{alone} that only one has"
+        raise SettingsError(
+            f"speculation_model {name} has another vocabulary than {model.name} ({len(theirs)} tokens, {len(mine)} "
+            f"there; different: {seen}); choose a model of the same family",
+            _FIELD,
+        )
+
+
 def _require_layers(name: str, draft: LoadedModel) -> None:
     """Its K and V have to lie in one table, and nothing else may be kept of a sequence."""
     if draft.config.task != "generate":
@@ -79,21 +94,6 @@ def _require_layers(name: str, draft: LoadedModel) -> None:
     if len(pool_layout(draft.config).groups) > 1:
         raise SettingsError(
             f"speculation_model {name} has layers with and without windows, whose blocks differ; choose another", _FIELD
-        )
-
-
-def _require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
-    """Both models have to mean the same by a token id."""
-    mine, theirs = (each.tokenizer.get_vocab(with_added_tokens=True) for each in (model, draft))
-    common = min(max(mine.values()), max(theirs.values())) + 1
-    alone = abs(len(mine) - len(theirs))
-    differ = [token for token, number in theirs.items() if number < common and mine.get(token) != number]
-    if differ or alone > _MOST_UNSHARED:
-        seen = f"{differ[0]!r} and {len(differ) - 1} more" if differ else f"{alone} that only one has"
-        raise SettingsError(
-            f"speculation_model {name} has another vocabulary than {model.name} ({len(theirs)} tokens, {len(mine)} "
-            f"there; different: {seen}); choose a model of the same family",
-            _FIELD,
         )
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.support.native import needs_native
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.common.memory_plan import available_memory
 from octavo_inference.config.engine import PROFILES, EngineSettings
 from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.engine import factory
+from octavo_inference.engine.draft import require_vocabulary
 
 from .echo import CONFIG
 
@@ -270,3 +274,60 @@ def test_a_quantization_without_use_is_refused(wishes: dict[str, Any], message: 
     with pytest.raises(SettingsError, match=message) as refused:
         factory.load_engine(EngineSettings(model="smollm2", **wishes))
     assert refused.value.field == "quantization"
+
+
+@needs_native
+@pytest.mark.parametrize(
+    ("wishes", "field", "message"),
+    [
+        ({"speculation": "draft"}, "speculation_model", "set speculation_model"),
+        ({"speculation_model": "smollm2"}, "speculation_model", "is for speculation draft"),
+        ({"speculation": "ngram", "speculation_model": "smollm2"}, "speculation_model", "is for speculation draft"),
+        ({"speculation_recent_tokens": 9}, "speculation_recent_tokens", "is for speculation ngram"),
+        (
+            {"speculation": "draft", "speculation_model": "smollm2", "speculation_recent_tokens": 9},
+            "speculation_recent_tokens",
+            "is for speculation ngram",
+        ),
+    ],
+)
+def test_speculation_without_use_is_refused(wishes: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as refused:
+        factory.load_engine(EngineSettings(model="smollm2", **wishes))
+    assert refused.value.field == field
+
+
+@needs_native
+def test_a_draft_model_has_the_blocks_of_the_pool_and_counts_in_the_plan() -> None:
+    sizes = {"max_model_len": 256, "kv_memory": 64 << 20}
+    alone = factory.load_engine(EngineSettings(**sizes))
+    both = factory.load_engine(EngineSettings(**sizes, speculation="draft", speculation_model="smollm2"))
+    assert alone.memory is not None
+    assert both.memory is not None
+    assert both.engine.backend.num_blocks == alone.engine.backend.num_blocks // 2
+    assert both.memory.kv_pool <= 64 << 20
+    assert both.memory.weights == 2 * alone.memory.weights
+
+
+def text_model(name: str, tokens: list[str]) -> Any:
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    return SimpleNamespace(name=name, tokenizer=Tokenizer(WordLevel(vocabulary, unk_token=tokens[0])))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        (["a", "b", "c"], ""),
+        (["a", "b", "c", "d", "pad"], ""),  # padded at the end
+        (["a", "c", "b"], r"different: 'c' and 1 more\); choose a model of the same family"),
+        (["a", "b", *map(str, range(2000))], r"another vocabulary than large \(2002 tokens, 4 there"),
+    ],
+)
+def test_a_draft_model_has_the_vocabulary_of_the_model(theirs: list[str], message: str) -> None:
+    large, small = text_model("large", ["a", "b", "c", "d"]), text_model("small", theirs)
+    if not message:
+        require_vocabulary("small", large, small)
+        return
+    with pytest.raises(SettingsError, match=message) as refused:
+        require_vocabulary("small", large, small)
+    assert refused.value.field == "speculation_model"

@@ -22,6 +22,10 @@ SPECS: dict[str, dict[str, Any]] = {
         "engine": {"kv": {"memory": "512Mi"}, "maxModelLen": 4096},
         "resources": {"cpu": "2500m", "memory": "2Gi"},
     },
+    "draft-model": {
+        "model": {"uri": "pvc://weights/large"},
+        "engine": {"speculation": {"method": "draft", "maxTokens": 4, "model": {"uri": "pvc://weights/small/v2"}}},
+    },
     "gpu-hub": {
         "model": {
             "uri": "hf://org/llama",

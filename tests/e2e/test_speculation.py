@@ -24,7 +24,9 @@ def deployed(cluster: Cluster, example: str) -> Iterator[None]:
     """The example with itself as its draft model, and without one."""
     uri = yaml.safe_load(example)["spec"]["model"]["uri"]
     speculation: dict[str, Any] = {"method": "draft", "maxTokens": 4, "model": {"uri": uri}}
-    for name, engine in zip(NAMES, ({"speculation": speculation}, {}), strict=True):
+    # Each block holds the K and V of both models.
+    engines: tuple[dict[str, Any], ...] = ({"speculation": speculation, "kv": {"memory": "128Mi"}}, {})
+    for name, engine in zip(NAMES, engines, strict=True):
         cluster.apply(changed(example, name, engine=engine, replicas=1))
     try:
         for name in NAMES:

@@ -118,7 +118,7 @@ class Engine:
             config.vocab,
             backend.hidden_size,
             len(backend.layout.groups),
-            masks=0 if speculator is None else limits.max_samples or limits.max_running,
+            masks=limits.max_samples or limits.max_running if speculator is not None and speculator.adjusted else 0,
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
@@ -500,7 +500,8 @@ class Engine:
             self.counters.add_step(seconds, pending.prefill, rows + accepted, context, plan.idle_rows)
         if self._speculator is not None and not plan.chunks:
             self._speculator.stepped(rows, drafted, accepted, seconds, steps)
-        if self._prefill_budget is not None and not plan.drafts:
+        guessed = bool(plan.drafts) or (self._speculator is not None and self._speculator.is_behind)
+        if self._prefill_budget is not None and not guessed:
             self._prefill_budget.observe(seconds, rows, pending.prefill, pending.pairs, steps)
         return outputs
 
@@ -582,8 +583,12 @@ class Engine:
             samples = result.tokens[first:end]
             guide = draft.sequence.guide
             closed = guide is not None and guide.budget_reached
-            # Blocks with a token that is no number must not be given back: the request ends, and they are cleared.
-            accepted = 0 if (samples == NOT_NUMBERS).any() else agreed(draft, samples)
+            if (samples == NOT_NUMBERS).any():
+                # The request ends. Its blocks are kept until they are cleared.
+                found.append(VerifiedDraft(draft.sequence, first, 0, end))
+                first = end
+                continue
+            accepted = agreed(draft, samples)
             self.counters.guidance.budgets_reached += guide is not None and guide.budget_reached and not closed
             self.scheduler.on_verified(draft, samples[:accepted].tolist())
             if self._speculator is not None:

@@ -78,7 +78,10 @@ class MaskJob:
                 if self.is_abandoned:
                     return
                 row.mask[:] = scratch
-                if message is not None:
+                if isinstance(row.guide, GuideAfter):
+                    if message is not None:
+                        row.guide.give_up()  # a guess must not end a request
+                elif message is not None:
                     self.failed.append((row.sequence, message))
                 self._filled += 1
         self.seconds = self._clock() - began

@@ -24,6 +24,7 @@ from octavo_inference.checkpoints.gguf_names import gguf_models
 from octavo_inference.checkpoints.resolve import EMBEDDED, find_model
 from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings
+from octavo_inference.config.speculation import require_consistent
 from octavo_inference.download.hub import HUB, Hub, Meter, fetch
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 
@@ -82,8 +83,9 @@ def local_model(model: str, environ: Mapping[str, str] = os.environ, out: TextIO
 def local_settings(settings: EngineSettings) -> tuple[EngineSettings, tuple[str, ...]]:
     """The settings with the paths of both models' files, downloaded first if need be, and the names of the model.
 
-    Raises as `local_model`.
+    Raises as `local_model`, and `SettingsError` for settings that contradict each other.
     """
+    require_consistent(settings)
     model = local_model(settings.model)
     draft = None if settings.speculation_model is None else local_model(settings.speculation_model).path
     return dataclasses.replace(settings, model=model.path, speculation_model=draft), model.names

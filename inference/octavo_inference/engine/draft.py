@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from octavo_inference.common.errors import SettingsError
+from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.kv_cache_sizing import CacheSizes
@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 _FIELD = "speculation_model"
 # Ids that only one of both models has: some checkpoints pad their vocabulary, or add tokens for tools.
 _MOST_UNSHARED = 1024
+# Tokens of prompts that it computes in a step while answers wait for it. A launch of guesses has one of each answer.
+_CATCH_UP = 256
 
 
 def load_draft(settings: EngineSettings, model: LoadedModel) -> LoadedModel | None:
@@ -27,30 +29,32 @@ def load_draft(settings: EngineSettings, model: LoadedModel) -> LoadedModel | No
     """
     if settings.speculation != "draft":
         return None
-    if not settings.speculation_model:
-        raise SettingsError("speculation draft needs a smaller model of the same family: set speculation_model", _FIELD)
-    draft = load_model(settings.speculation_model)
+    name = settings.speculation_model or ""
+    draft = load_model(name)
     if isinstance(draft, ForeignModel):
         raise SettingsError(
-            f"speculation_model {settings.speculation_model}: Octavo's own kernels do not compute it "
+            f"speculation_model {name}: Octavo's own kernels do not compute it "
             f"({draft.config.missing}); choose another",
             _FIELD,
         )
-    _require_layers(settings.speculation_model, draft)
+    _require_layers(name, draft)
     if not any(group.is_full for group in pool_layout(model.config).groups):
         raise SettingsError(
             "speculation draft: all layers of this model have windows, and their blocks do not keep the whole text; "
             "use ngram",
             "speculation",
         )
-    require_vocabulary(settings.speculation_model, model.text, draft.text)
+    require_vocabulary(name, model.text, draft.text)
     return draft
 
 
 def draft_model(
     draft: LoadedModel, model: LoadedModel, sizes: CacheSizes, create: Callable[[LoadedModel], Backend]
 ) -> DraftModel:
-    """The draft model on a backend that `create` makes, with the block numbers of the model's pool."""
+    """The draft model on a backend that `create` makes, with the block numbers of the model's pool.
+
+    Raises `SettingsError` if the backend cannot compute it.
+    """
     groups = pool_layout(model.config).groups
     shared = min(draft.config.vocab, model.config.vocab, _vocabulary_size(draft.text), _vocabulary_size(model.text))
     if draft.config.max_positions < sizes.max_model_len:
@@ -59,10 +63,14 @@ def draft_model(
             draft.config.max_positions,
             sizes.max_model_len,
         )
+    try:
+        backend = create(draft)
+    except (ModelError, SettingsError) as error:  # it must not be taken for one of the model
+        raise SettingsError(f"speculation_model {draft.text.name}: {error}; choose another", _FIELD) from error
     return DraftModel(
-        create(draft),
+        backend,
         group=next(number for number, group in enumerate(groups) if group.is_full),
-        tokens=sizes.max_batched_tokens,
+        tokens=min(max(_CATCH_UP, 2 * sizes.max_running), sizes.max_batched_tokens),
         vocab=shared,
     )
 

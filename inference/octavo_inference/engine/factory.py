@@ -19,6 +19,7 @@ from octavo_inference.checkpoints.transformers_config import require_unquantized
 from octavo_inference.common.errors import DeviceError, SettingsError, UnsupportedModelError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
+from octavo_inference.config.speculation import require_consistent
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine
@@ -91,6 +92,7 @@ def engine_for(
     end: End = end_process,
 ) -> LoadedEngine:
     """Like `load_engine`, for a model that is loaded already. Only other ranks read `settings.model`."""
+    require_consistent(settings)
     built = _build(settings, model, end)
     sizes = built.sizes
     limits = EngineLimits(
@@ -165,10 +167,6 @@ def _build_on(settings: EngineSettings, model: LoadedModel | ForeignModel, end: 
                 "octavo-server-cpu, or pip install 'octavo[inference]'",
                 "device",
             )
-        if settings.speculation == "draft":
-            raise SettingsError(
-                "speculation draft needs a CPU: on a GPU, draft models are not there yet; use ngram", "speculation"
-            )
         if settings.tensor_parallel_size > 1:
             return _build_spread(settings, model, end)
         from octavo_inference.backends.cuda.device import find_device  # noqa: PLC0415 -- imports torch
@@ -184,7 +182,15 @@ def _build_on(settings: EngineSettings, model: LoadedModel | ForeignModel, end: 
     return _build_on_cpu(settings, model)
 
 
+def _require_no_draft(settings: EngineSettings) -> None:
+    if settings.speculation == "draft":
+        raise SettingsError(
+            "speculation draft needs a CPU: set device to cpu, or use ngram, which works on a GPU too", "speculation"
+        )
+
+
 def _build_on_gpu(settings: EngineSettings, model: LoadedModel | ForeignModel, device: Device) -> Built:
+    _require_no_draft(settings)
     if isinstance(model, ForeignModel):
         require_transformers(model)
         from octavo_inference.engine.transformers_on_gpu import build_transformers  # noqa: PLC0415 -- imports torch
@@ -219,6 +225,7 @@ def _build_on_cpu(settings: EngineSettings, model: LoadedModel | ForeignModel) -
 
 def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, end: End) -> Built:
     """Build the backend of a model over several GPUs. The rank processes import in parallel with this one."""
+    _require_no_draft(settings)
     size = settings.tensor_parallel_size
     if settings.preemption == "swap":
         raise SettingsError(

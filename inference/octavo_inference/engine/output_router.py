@@ -61,8 +61,9 @@ class OutputRouter:
         self.on_step: Callable[[EngineStats], None] | None = None
         """Called with the engine's state after each of its steps."""
         self.guidance = GuidanceTotals()
-        self.speculation: SpeculationTotals | None = None
         """Totals of guided decoding."""
+        self.speculation: SpeculationTotals | None = None
+        """Totals of speculation; None without."""
         self.sequences = 0
         """Number of sequences sent to the engine and not finished."""
         self.heartbeat = 0

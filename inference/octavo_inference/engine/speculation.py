@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.built import Built
@@ -20,10 +21,6 @@ _SHORTEST = 2
 
 def speculator_for(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> Speculator | None:
     """What guesses tokens; None without speculation. Raises `SettingsError` for a model that cannot."""
-    if settings.speculation_recent_tokens and settings.speculation != "ngram":
-        raise SettingsError("speculation_recent_tokens is for speculation ngram", "speculation_recent_tokens")
-    if settings.speculation_model and settings.speculation != "draft":
-        raise SettingsError("speculation_model is for speculation draft", "speculation_model")
     if settings.speculation == "none":
         return None
     if built.config.task != "generate":
@@ -54,9 +51,10 @@ def _proposer(settings: EngineSettings, draft: DraftModel | None) -> Proposer:
 
 def _times(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> StepTimes:
     """The measured times of steps, before the first request."""
-    rows, most = built.sizes.max_running, settings.speculation_tokens
+    rows, longest = built.sizes.max_running, built.sizes.max_model_len
     tokens = min(built.sizes.max_batched_tokens, max(rows, built.max_samples))
-    model = token_curve(built.backend, rows=rows, tokens=tokens, most=most, clock=clock)
+    measured = partial(token_curve, rows=rows, max_model_len=longest, clock=clock)
+    model = measured(built.backend, tokens=tokens, most=settings.speculation_tokens)
     if built.draft is None:
         return StepTimes(model)
-    return StepTimes(model, token_curve(built.draft.backend, rows=rows, tokens=rows, most=0, clock=clock))
+    return StepTimes(model, measured(built.draft.backend, tokens=rows, most=0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from octavo_inference.core.speculation.calibration import token_curve
 from octavo_inference.core.speculation.lengths import Candidate, lengths
 from octavo_inference.core.speculation.lookup import continuation, continuation_in
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
-from octavo_inference.core.speculation.step_times import FLAT, StepTimes, TokenCurve
+from octavo_inference.core.speculation.step_times import StepTimes, TokenCurve
 
 from .echo import EchoBackend, Ticks
 
@@ -189,6 +190,7 @@ class SlowBackend(EchoBackend):
         self.clock = clock
 
     def step(self, batch: Batch) -> StepResult:
+        self.batches.append(batch)
         self.clock.now += 10 + len(batch.tokens) + 3 * len(batch.seq_len)
         count = len(batch.sample.row)
         return StepResult(
@@ -198,15 +200,36 @@ class SlowBackend(EchoBackend):
 
 def test_calibration_finds_the_times_of_steps() -> None:
     clock = Ticks(0.0)
-    backend = SlowBackend(clock)
-    found = token_curve(backend, rows=16, tokens=40, most=3, clock=clock, seconds=1e9)
+    measured = partial(token_curve, SlowBackend(clock), rows=16, tokens=40, most=3, clock=clock)
+    found = measured(max_model_len=64, seconds=1e9)
     assert found.counts[-1] == 40
     for rows, tokens in ((1, 1), (4, 16), (16, 16), (8, 25)):
         assert found.seconds(rows, tokens) == pytest.approx(10 + tokens + 3 * rows, abs=0.01)
-    hasty = token_curve(backend, rows=16, tokens=40, most=3, clock=clock, seconds=0.0)
-    assert hasty.counts == (1, 8, 32), "the coarse part alone"
+    assert measured(max_model_len=64, seconds=0.0).counts == (1, 8, 32, 40), "the coarse part alone"
 
 
-def test_one_row_of_one_token_has_no_curve() -> None:
+@pytest.mark.parametrize(("longest", "context"), [(4, 0), (16, 12), (131, 127), (500, 128)])
+def test_calibration_computes_no_token_beyond_the_longest_sequence(longest: int, context: int) -> None:
     clock = Ticks(0.0)
-    assert token_curve(SlowBackend(clock), rows=1, tokens=1, most=8, clock=clock) is FLAT
+    backend = SlowBackend(clock)
+    token_curve(backend, rows=4, tokens=40, most=3, max_model_len=longest, clock=clock)
+    assert max(int(batch.positions.max()) for batch in backend.batches) < longest
+    assert {int(batch.positions.min()) for batch in backend.batches} == {context}
+
+
+def test_one_row_of_one_token_is_measured_too() -> None:
+    clock = Ticks(0.0)
+    found = token_curve(SlowBackend(clock), rows=1, tokens=1, most=0, max_model_len=64, clock=clock)
+    assert found.seconds(1, 1) == pytest.approx(14, abs=0.01)
+
+
+def test_noise_makes_no_curve_fall() -> None:
+    class Noisy(SlowBackend):
+        def step(self, batch: Batch) -> StepResult:
+            self.clock.now += 30 * (len(batch.tokens) == 32)
+            return super().step(batch)
+
+    clock = Ticks(0.0)
+    found = token_curve(Noisy(clock), rows=16, tokens=40, most=3, max_model_len=64, clock=clock)
+    assert list(found.times) == sorted(found.times)
+    assert found.seconds(1, 10_000) >= found.seconds(1, 40) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.core.model_input import RowTable
+from octavo_inference.core.gather import Batch
+from octavo_inference.core.model_input import RowTable, StepResult
 from octavo_inference.core.request import Guidance
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.lookup import Guess
@@ -105,21 +107,57 @@ def test_answers_are_those_without_guesses(
     assert speculator.totals.accepted <= speculator.totals.drafted
 
 
-def test_right_guesses_save_steps_and_wrong_ones_none() -> None:
-    for wrong, most_steps in ((0.0, 6), (1.0, 24)):
-        randomness = random.Random(1)
-        oracle = Oracle(randomness)
-
-        def always(sequence: Sequence, most: int, wrong: float = wrong) -> Guess:
+@pytest.mark.parametrize(("wrong", "steps"), [(0, 5), (1, 20)])
+def test_right_guesses_save_steps_and_wrong_ones_none(wrong: int, steps: int) -> None:
+    class Always(Guesser):
+        def guess_of(self, sequence: Sequence, most: int) -> Guess:
             done = sequence.num_known_tokens - sequence.prompt_len
             right = np.array(alone(sequence.tokens[: sequence.prompt_len].tolist(), done + most, 5)[done:], np.int32)
-            return Guess(right if not wrong else (right + 1) % 60, 9)
+            return Guess((right + wrong) % 60, 9)
 
-        oracle.guess_of = always  # type: ignore[method-assign]
-        run = make_runner(speculator=Speculator(oracle, 4))
-        run.submit("r", [1, 2, 3], max_tokens=20, seed=5)
-        assert run.finish() == {("r", 0): alone([1, 2, 3], 20, 5)}
-        assert len(run.engine.backend.batches) <= most_steps
+    speculator = Speculator(Always(), 4)
+    run = make_runner(speculator=speculator)
+    run.submit("r", [1, 2, 3], max_tokens=20, seed=5)
+    assert run.finish() == {("r", 0): alone([1, 2, 3], 20, 5)}
+    assert speculator.totals.accepted == (0 if wrong else speculator.totals.drafted)
+    # The prompt's step gives the first token. With right guesses, each other step gives five.
+    assert len(run.engine.backend.batches) == steps
+
+
+class Sick(EchoBackend):
+    """Its KV of token 7 is no number, and neither is the next token of a sequence that reads it."""
+
+    def __init__(self) -> None:
+        super().__init__(16)
+        self.cleared: set[int] = set()
+
+    def step(self, batch: Batch) -> StepResult:
+        result = super().step(batch)
+        owners = np.searchsorted(batch.query_start, batch.sample.row, side="right") - 1
+        tokens = [
+            -1 if 7 in self.read(batch, owner, position) else token
+            for owner, position, token in zip(owners, batch.sample.position, result.tokens.tolist(), strict=True)
+        ]
+        return replace(result, tokens=np.array(tokens, np.int32))
+
+    def clear_blocks(self, blocks: list[int]) -> None:
+        super().clear_blocks(blocks)
+        self.cleared.update(blocks)
+
+
+def test_blocks_with_guesses_that_are_no_numbers_are_cleared_before_others_get_them() -> None:
+    class Poison(Guesser):
+        def guess_of(self, sequence: Sequence, most: int) -> Guess:
+            return Guess(np.full(min(most, 6), 7, np.int32), 9)
+
+    backend = Sick()
+    run = make_runner(backend, speculator=Speculator(Poison(), 6))
+    run.submit("r", [1, 2, 3], max_tokens=20, seed=5)
+    run.finish()
+    assert run.final["r", 0].finish_reason == "error"
+    written = {int(slot) // backend.block_size for batch in backend.batches for slot in batch.slots[0]}
+    assert written <= backend.cleared
+    assert len(written) > 1, "the guesses reached another block"
 
 
 def test_a_stop_id_within_a_draft_ends_the_answer_there() -> None:
@@ -147,15 +185,18 @@ def test_the_prefix_cache_has_what_was_accepted_and_no_guess() -> None:
     assert cached(guessing) == cached(plain)
 
 
-def test_guesses_take_no_block_that_another_sequence_would_need() -> None:
-    """With hardly any empty block, drafts are short, and nobody is preempted more often than without."""
+@pytest.mark.parametrize("blocks", [11, 12, 14])
+def test_guesses_take_no_block_that_another_sequence_would_need(blocks: int) -> None:
+    """With hardly any empty block, drafts are short, and no sequence is preempted more often than without."""
     preempted = []
     for speculator in (None, Speculator(Oracle(random.Random(5)), 8)):
-        run = make_runner(blocks=12, speculator=speculator)
+        run = make_runner(blocks=blocks, speculator=speculator)
         for number in range(3):
             run.submit(str(number), [number, 2, 3], max_tokens=12, seed=5)
-        run.finish()
+        found = run.finish()
+        assert found == {(str(n), 0): alone([n, 2, 3], 12, 5) for n in range(3)}
         preempted.append(run.engine.scheduler.preemptions)
+        assert speculator is None or speculator.totals.drafted > 5
     assert preempted[1] <= preempted[0]
 
 

@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 
 import numpy as np
 
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, RowTable, sampling_columns
-from octavo_inference.core.speculation.step_times import FLAT, TokenCurve
+from octavo_inference.core.speculation.step_times import TokenCurve
 
 _COARSE = (1, 8, 32, 64)
 _FINE = (2, 3, 4, 5, 6, 7, 9, 12, 16, 17, 20, 24, 25, 28, 33, 40, 48, 49, 56, 65, 80, 96, 128, 160, 192, 256)
 """Numbers of tokens: tiles of kernels end at multiples of 8, 16 or 32, and the next one begins."""
 _CONTEXT = 128
-"""Tokens before those that are computed."""
+"""Tokens before those that are computed, if so many fit."""
 _REPEATS = 4
 """The shortest time of so many counts: something else may run."""
 
 
 def token_curve(
-    backend: Backend, *, rows: int, tokens: int, most: int, clock: Callable[[], float], seconds: float = 1.5
+    backend: Backend,
+    *,
+    rows: int,
+    tokens: int,
+    most: int,
+    max_model_len: int,
+    clock: Callable[[], float],
+    seconds: float = 1.5,
 ) -> TokenCurve:
     """The times of steps with up to `tokens` tokens of up to `rows` sequences, each of at most 1 + `most` tokens.
 
     It takes about so many `seconds`, or the coarse part of the curve if that takes longer. The KV pool has arbitrary
     contents afterwards.
     """
-    steps = _Steps(backend, rows, 1 + most)
+    most = min(most, max_model_len - 1)
+    steps = _Steps(backend, rows, max_model_len, min(_CONTEXT, max_model_len - 1 - most))
     begun = clock()
     known: dict[int, float] = {}
-    able = [count for count in (*_COARSE, *_FINE) if count <= min(tokens, rows * (1 + most))]
-    for count in able:
-        if count not in _COARSE and clock() - begun > seconds:
+    largest = min(tokens, rows * (1 + most))
+    coarse = [*(count for count in _COARSE if count < largest), largest]
+    for count in (*coarse, *(count for count in _FINE if count < largest)):
+        if count not in coarse and clock() - begun > seconds:
             break
         known[count] = steps.measure(-(-count // (1 + most)), count, clock)
     # The same tokens of more sequences: attention reads more contexts.
@@ -42,21 +52,19 @@ def token_curve(
     if many > few:
         per_row = max(0.0, steps.measure(many, many, clock) - known[many]) / (many - few)
     counts = sorted(known)
-    if len(counts) < 2:
-        return FLAT
     times = [max(1e-6, known[count] - per_row * -(-count // (1 + most))) for count in counts]
-    return TokenCurve(tuple(counts), tuple(times), per_row)
+    # More tokens take no less time: what says otherwise is noise.
+    return TokenCurve(tuple(counts), tuple(accumulate(times, max)), per_row)
 
 
 class _Steps:
     """Steps of sequences with arbitrary tokens, which lie in arbitrary blocks."""
 
-    def __init__(self, backend: Backend, rows: int, queries: int) -> None:
+    def __init__(self, backend: Backend, rows: int, max_model_len: int, context: int) -> None:
         self._backend = backend
-        size = backend.block_size
-        columns = -(-(_CONTEXT + queries) // size)
-        groups = len(backend.layout.groups)
-        self._table = RowTable.zeros(rows, columns * size, size, backend.vocab_size, backend.hidden_size, groups)
+        self._context = context
+        size, groups = backend.block_size, len(backend.layout.groups)
+        self._table = RowTable.zeros(rows, max_model_len, size, backend.vocab_size, backend.hidden_size, groups)
         # Not all alike, for models with experts.
         self._table.tokens[:] = np.arange(self._table.tokens.size).reshape(rows, -1) * 31 % backend.vocab_size
         self._table.blocks[:] = (
@@ -86,11 +94,13 @@ class _Steps:
         sample = RowSamples(
             query=query,
             row=owners,
-            position=(_CONTEXT + 1 + query - starts[owners]).astype(np.int32),
+            position=(self._context + 1 + query - starts[owners]).astype(np.int32),
             logprobs=np.full(tokens, -1, np.int32),
             penalties=[None] * tokens,
         )
-        return RowStep(self._changes(rows), numbers, starts, (_CONTEXT + counts).astype(np.int32), sample, self._table)
+        return RowStep(
+            self._changes(rows), numbers, starts, (self._context + counts).astype(np.int32), sample, self._table
+        )
 
     def _changes(self, rows: int) -> list[RowChange]:
         """The entries of these rows, once: for a backend that keeps a table of its own."""

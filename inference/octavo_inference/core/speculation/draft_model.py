@@ -39,11 +39,15 @@ _USUAL = 2
 
 @dataclass(slots=True)
 class _Progress:
-    """How far a sequence is computed here: `computed` tokens, and `guesses` behind them. `noted` blocks have hashes."""
+    """How far a sequence is computed here: `computed` tokens, and `guesses` behind them. `noted` blocks have hashes.
+
+    `barred`: it has a token that this model does not know.
+    """
 
     computed: int = 0
     guesses: Int32 = field(default_factory=lambda: _NOTHING)
     noted: int = 0
+    barred: bool = False
 
 
 class DraftModel:
@@ -63,8 +67,9 @@ class DraftModel:
         self.is_behind = False
 
     def offers(self, sequences: List[Sequence], most: List[int]) -> list[Offer]:
-        """As many tokens as wanted, of each sequence."""
-        return [Offer(sequence, count) for sequence, count in zip(sequences, most, strict=True)]
+        """As many tokens as wanted, of each sequence that it can read."""
+        barred = {sequence for sequence, progress in self._progress.items() if progress.barred}
+        return [Offer(s, 0 if s in barred else count) for s, count in zip(sequences, most, strict=True)]
 
     def guess(self, offers: List[Offer], table: RowTable) -> list[Int32]:
         """Compute what the sequences have more than at their last guess, then guess. Nothing for those still behind."""
@@ -115,15 +120,13 @@ class DraftModel:
         progress.computed = min(progress.computed, known - 1)
 
     def _catch_up(self, sequences: List[Sequence], table: RowTable) -> dict[Sequence, int]:
-        """Compute the tokens of sequences that lack many, as far as a launch goes. Returns who lacks at most two now.
-
-        A sequence is left out for ever if it has a token that this model does not know.
-        """
+        """Compute the tokens of sequences that lack many, up to a launch of them. Returns who lacks at most two then."""
         room, chunks, ready = self._budget, [], {}
         for sequence in sequences:
             progress, known = self._progress[sequence], sequence.num_known_tokens
             missing = known - progress.computed
-            if (sequence.tokens[progress.computed : known] >= self._vocab).any():
+            progress.barred = bool((sequence.tokens[progress.computed : known] >= self._vocab).any())
+            if progress.barred:
                 continue
             take = min(missing - 1, room) if missing > _USUAL else 0
             if take:
@@ -134,6 +137,8 @@ class DraftModel:
         self.is_behind = bool(chunks)
         if chunks:
             ends = [self._progress[sequence].computed + take for sequence, take in chunks]
+            for (sequence, _), end in zip(chunks, ends, strict=True):
+                self._begin(sequence, end)
             self._launch([s for s, _ in chunks], [take for _, take in chunks], ends, table, samples=False)
             for (sequence, _), end in zip(chunks, ends, strict=True):
                 self._computed(sequence, end)
@@ -144,6 +149,8 @@ class DraftModel:
     ) -> None:
         """Guess `steps` more tokens of sequences, after those that are missing."""
         ends = [sequence.num_known_tokens + len(guesses[sequence]) for sequence in missing]
+        for sequence, end in zip(missing, ends, strict=True):
+            self._begin(sequence, end + steps - 1)
         tokens = self._launch(list(missing), list(missing.values()), ends, table, steps=steps)
         for sequence, end, found in zip(missing, ends, tokens.T, strict=True):
             guesses[sequence] += found.tolist()
@@ -178,6 +185,13 @@ class DraftModel:
         step = RowStep([], rows, starts, lengths, sample, table, run=run)
         return np.atleast_2d(self.backend.launch(step).collect().tokens).copy()
 
+    def _begin(self, sequence: Sequence, end: int) -> None:
+        """Note that blocks up to a place are about to be written."""
+        progress, size = self._progress[sequence], self.backend.block_size
+        progress.noted = min(progress.noted, progress.computed // size)
+        for block in sequence.blocks[self._group][progress.noted : -(-end // size)]:
+            self._hashes[block] = None
+
     def _computed(self, sequence: Sequence, end: int) -> None:
         """Note that a sequence is computed up to a place: what its blocks hold now, by their hashes.
 
@@ -185,9 +199,6 @@ class DraftModel:
         """
         progress, size = self._progress[sequence], self.backend.block_size
         blocks = sequence.blocks[self._group]
-        progress.noted = min(progress.noted, progress.computed // size)
-        for block in blocks[progress.noted : -(-end // size)]:
-            self._hashes[block] = None
         progress.computed = min(end, sequence.num_known_tokens)
         full = min(progress.computed // size, len(sequence.hashes))
         for number in range(progress.noted, full):

@@ -102,7 +102,8 @@ class NgramProposer:
         """Keep the answer for later requests."""
         if self._recent is not None:
             answer = sequence.tokens[sequence.prompt_len : sequence.num_known_tokens]
-            self._recent.add(sequence.request.salt, answer)
+            if len(answer):
+                self._recent.add(sequence.request.salt, answer)
 
     def reset(self) -> None:
         """Forget all answers."""

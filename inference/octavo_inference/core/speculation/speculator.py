@@ -33,7 +33,8 @@ class Draft(NamedTuple):
 class Speculator:
     """Speculation with one proposer. `most` tokens of a sequence are verified at a time, at most.
 
-    `times`: what steps are expected to take; without, any number of guesses is taken to cost nothing.
+    `times`: what steps are expected to take; without, any number of guesses is taken to cost nothing. `is_behind`: the
+    proposer did other work in the last step too, so that its time tells nothing of guesses.
 
     `adjusted`: also of sequences whose logits change by guidance, penalties or rules. A backend with a row table of its
     own has no masks behind guesses, and its penalties count samples where the guesses should be.
@@ -42,17 +43,19 @@ class Speculator:
     def __init__(self, proposer: Proposer, most: int, *, times: StepTimes | None = None, adjusted: bool = True) -> None:
         self._proposer = proposer
         self._most = most
-        self._adjusted = adjusted
+        self.adjusted = adjusted
         self._acceptance = Acceptance()
         self._times = times or StepTimes()
         self._longest = 0
+        self.is_behind = False
         self.totals = SpeculationTotals()
 
     def wanted(self, sequences: List[Sequence], rows: int, room: int) -> list[Offer]:
         """What to guess of these sequences for a step of `rows` decodes, at most `room` tokens in all."""
+        self.is_behind = False
         if room <= 0:
             return []
-        able = [s for s in sequences if self._adjusted or self._is_plain(s)]
+        able = [s for s in sequences if self.adjusted or self._is_plain(s)]
         # The token after the last guess is sampled too: it must not be beyond the limit.
         most = [max(0, min(self._most, room, s.limit - s.total - 1)) for s in able]
         offers = [self._allowed(each) for each in self._proposer.offers(able, most)]
@@ -69,7 +72,9 @@ class Speculator:
         """The guesses that were wanted, whose blocks are reserved: at least one token each."""
         self._longest = max((offer.most for offer in offers), default=0)
         found = []
-        for offer, tokens in zip(offers, self._proposer.guess(offers, table), strict=True):
+        guesses = self._proposer.guess(offers, table) if offers else []
+        self.is_behind = bool(offers) and self._proposer.is_behind
+        for offer, tokens in zip(offers, guesses, strict=True):
             sequence, guide = offer.sequence, offer.sequence.guide
             if guide is not None:
                 tokens = tokens[: allowed(guide, tokens)]  # noqa: PLW2901
@@ -101,7 +106,7 @@ class Speculator:
             return
         if drafted:
             self.totals.seconds_saved += self._times.alone(rows) * (rows + accepted) / rows - seconds
-        if not (drafted and self._proposer.is_behind):
+        if not self.is_behind:
             self._times.add(rows, drafted, self._longest if drafted else 0, seconds, steps)
 
     def left(self, sequence: Sequence) -> None:

@@ -18,7 +18,7 @@ _HOST = 1.05
 
 @dataclass(frozen=True, slots=True)
 class TokenCurve:
-    """`times[i]` is the seconds of a step with `counts[i]` query tokens, which rise; `per_row` comes for each sequence.
+    """`times[i]` is the seconds of a step with `counts[i]` query tokens; both rise. `per_row` comes for each sequence.
 
     Between two counts the time is that of the line between them, and beyond the last that of the last line.
     """
@@ -29,13 +29,15 @@ class TokenCurve:
 
     def seconds(self, rows: int, tokens: int) -> float:
         """The time of a step with so many tokens of so many sequences."""
+        if len(self.counts) == 1:
+            return self.times[0] + self.per_row * rows
         above = min(max(1, bisect_left(self.counts, tokens)), len(self.counts) - 1)
         low, high = self.counts[above - 1], self.counts[above]
         fast, slow = self.times[above - 1], self.times[above]
-        return max(0.0, fast + (slow - fast) * (tokens - low) / (high - low)) + self.per_row * rows
+        return fast + (slow - fast) * (tokens - low) / (high - low) + self.per_row * rows
 
 
-FLAT = TokenCurve((1, 2), (1.0, 1.0))
+FLAT = TokenCurve((1,), (1.0,))
 """Any number of tokens takes the same time: where nothing is measured, all guesses are tried."""
 
 

@@ -80,7 +80,8 @@ def require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
     mine, theirs = (each.tokenizer.get_vocab(with_added_tokens=True) for each in (model, draft))
     common = min(max(mine.values()), max(theirs.values())) + 1
     alone = abs(len(mine) - len(theirs))
-    differ = [token for token, number in theirs.items() if number < common and mine.get(token) != number]
+    differ = [token for token in sorted(theirs, key=theirs.__getitem__) if theirs[token] < common]
+    differ = [token for token in differ if mine.get(token) != theirs[token]]
     if differ or alone > _MOST_UNSHARED:
         seen = f"{differ[0]!r} and {len(differ) - 1} more" if differ else f"{alone} that only one has"
         raise SettingsError(

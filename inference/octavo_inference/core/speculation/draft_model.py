@@ -120,7 +120,7 @@ class DraftModel:
         progress.computed = min(progress.computed, known - 1)
 
     def _catch_up(self, sequences: List[Sequence], table: RowTable) -> dict[Sequence, int]:
-        """Compute the tokens of sequences that lack many, up to a launch of them. Returns who lacks at most two then."""
+        """Compute tokens of sequences that lack many, up to a launch of them. Returns who lacks at most two then."""
         room, chunks, ready = self._budget, [], {}
         for sequence in sequences:
             progress, known = self._progress[sequence], sequence.num_known_tokens

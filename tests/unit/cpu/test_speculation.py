@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.tiers import scaled
 
 from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native.library import Kernels
@@ -19,10 +21,10 @@ from octavo_inference.core.speculation.draft_model import DraftModel
 from octavo_inference.core.speculation.proposers import NgramProposer, Proposer
 from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Weights
+from octavo_inference.models.weights import Tensor, Weights
 
 from ..engine.test_speculation import Remembered  # noqa: TID252 -- tests are no package
-from .test_forward import TINY, random_weights
+from .test_forward import TINY, Story, batch_of, create, random_weights
 
 BLOCK, LONGEST, ANSWER, ROWS = 16, 96, 40, 8
 WINDOWS: dict[str, tuple[int | None, ...]] = {"plain": (None, None), "windows": (None, 20, 40, 20)}
@@ -123,3 +125,66 @@ def test_a_draft_model_with_the_same_weights_is_always_right(kernels: Kernels) -
     totals = engine.speculation
     assert totals is not None
     assert totals.accepted == totals.drafted > 100
+
+
+def logits_after(kernels: Kernels, text: list[int]) -> np.ndarray:
+    config, weights = model("plain")
+    alone = create(config, weights, kernels, dtype="float32")
+    return alone.logits(batch_of([Story(text, [0], 0, len(text))]))[-1].astype(np.float64)
+
+
+def probabilities(logits: np.ndarray, sampling: SamplingParams) -> np.ndarray:
+    """Of each id, after min-p, top-k and top-p in this order."""
+    weights = np.exp((logits - logits.max()) / sampling.temperature)
+    weights[weights < sampling.min_p] = 0
+    if sampling.top_k:
+        weights[weights < np.sort(weights)[-sampling.top_k]] = 0
+    order = np.argsort(-weights, kind="stable")
+    before = np.cumsum(weights[order]) - weights[order]
+    weights[order[before >= sampling.top_p * weights.sum()]] = 0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize("sampling", [{}, {"top_k": 12, "top_p": 0.9}, {"min_p": 0.1, "temperature": 0.5}])
+def test_tokens_behind_guesses_have_the_probabilities_of_the_model(kernels: Kernels, sampling: dict[str, Any]) -> None:
+    """A draft model whose probabilities are flatter is right in part. A χ² test of the second token of answers.
+
+    Expected are the model's probabilities after the first token that most answers have.
+    """
+    config, weights = model("plain")
+    norm = weights.final_norm
+    assert norm is not None
+    flatter = replace(weights, final_norm=Tensor("f32", norm.shape, np.float32(0.7) * norm.data.view(np.float32)))
+    small = create(config, flatter, kernels, num_blocks=200, block_size=BLOCK, max_running=ROWS, max_model_len=LONGEST)
+    draft = DraftModel(small, group=0, tokens=64, vocab=config.vocab)
+    native = backend(kernels, "plain")
+    limits = EngineLimits(LONGEST, ROWS, 64, 100_000, max_samples=3 * ROWS)
+    engine = Engine(native, config, limits, clock=lambda: 0.0, speculator=Speculator(draft, 2))
+    prompt, draws = [3, 1, 2], scaled(1500)
+    for seed in range(draws):
+        params = SamplingParams(**{"temperature": 0.35, **sampling}, seed=seed, max_tokens=3, ignore_eos=True)
+        engine.submit(Request(id=str(seed), tokens=prompt, sampling=params))
+    counts: Counter[tuple[int, ...]] = Counter()
+    answers: dict[str, list[int]] = {}
+    while engine.has_work:
+        for output in engine.step():
+            answers.setdefault(output.id, []).extend(output.tokens)
+            if output.finish_reason is not None:
+                counts[tuple(answers.pop(output.id))] += 1
+    totals = engine.speculation
+    assert totals is not None
+    assert 0 < totals.accepted < totals.drafted
+    first = Counter(answer[0] for answer in counts.elements()).most_common(1)[0][0]
+    seen = Counter(answer[1] for answer in counts.elements() if answer[0] == first)
+    params = SamplingParams(**{"temperature": 0.35, **sampling})
+    expected = probabilities(logits_after(kernels, [*prompt, first]), params) * seen.total()
+    assert all(expected[token] > 0 for token in seen), "a token that the rules drop"
+    # Ids that are expected less than five times count as one.
+    often = expected >= 5
+    observed = np.array([seen[token] for token in range(config.vocab)], np.float64)
+    pairs = [*zip(observed[often], expected[often], strict=True), (observed[~often].sum(), expected[~often].sum())]
+    statistic = sum((found - wanted) ** 2 / wanted for found, wanted in pairs if wanted > 0)
+    degrees = sum(wanted > 0 for _, wanted in pairs) - 1
+    assert degrees > 3
+    # 99.99 % of all χ² with so many degrees of freedom are smaller (Wilson and Hilferty 1931).
+    assert statistic < degrees * (1 - 2 / (9 * degrees) + 3.719 * (2 / (9 * degrees)) ** 0.5) ** 3

@@ -104,15 +104,19 @@ def requests(model: LoadedModel, load: str, batch: int, tokens: int) -> list[Req
     if load in MIXES:
         mix = loads.load(load)
         return [
-            Request(str(number), prompt, SamplingParams(max_tokens=length, temperature=0, ignore_eos=True))
-            for number, (prompt, length) in enumerate(zip(mix.prompts, mix.lengths, strict=True))
+            Request(
+                id=str(number),
+                tokens=prompt,
+                sampling=SamplingParams(max_tokens=length, temperature=0, ignore_eos=True),
+            )
+            for number, (prompt, length) in enumerate(zip(mix.prompts, mix.output_lengths, strict=True))
         ]
     ask, tokenizer = LOADS[load], model.text.tokenizer
     return [
         Request(
-            str(number),
-            tokenizer.encode(ask.prompt(number), add_special_tokens=False).ids,
-            SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number),
+            id=str(number),
+            tokens=tokenizer.encode(ask.prompt(number), add_special_tokens=False).ids,
+            sampling=SamplingParams(max_tokens=tokens, temperature=min(number, 1) * 0.6, seed=number),
             guidance=ask.guidance,
         )
         for number in range(batch)

@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last time that these tokens came. Pure.
 
 Answers that edit, quote or continue a text of the prompt repeat long pieces of it (Saxena 2023). The longest match is
-found, as by a suffix automaton (Hu et al. 2024), but from the tokens alone: numpy narrows the places of the last token
-in a few microseconds, and nothing has to be kept for a sequence.
+found, as by a suffix automaton (Hu et al. 2024), but from the tokens alone: numpy compares the places of the last token
+in some microseconds, and nothing has to be kept for a sequence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ Int32 = NDArray[np.int32]
 
 _LONGEST = 32
 """Tokens of a match that are compared: a longer one is not worth more."""
-_PLACES = 256
+_BACK = np.arange(_LONGEST)
+_PLACES = 64
 """Places that are compared, the last ones: a text may have one token everywhere."""
 _NOTHING = np.empty(0, np.int32)
 
@@ -60,12 +61,13 @@ def continuation_in(text: Int32, tokens: Int32, most: int) -> Guess:
 def _longest(text: Int32, tokens: Int32) -> tuple[int, int]:
     """Where the longest suffix of `tokens` last ends in `text`, and its length; 0 if its last token does not occur."""
     places = np.flatnonzero(text == tokens[-1])[-_PLACES:]
-    matched = 0
-    while len(places):
-        found = places
-        matched += 1
-        if matched in {_LONGEST, len(tokens)}:
-            break
-        places = found[found >= matched]
-        places = places[text[places - matched] == tokens[-1 - matched]]
-    return (int(found[-1]), matched) if matched else (-1, 0)
+    if not len(places):
+        return -1, 0
+    back = _BACK[: len(tokens)]
+    at = places[:, None] - back
+    # Beyond the start of the text nothing matches. The last column ends every match.
+    differs = np.ones((len(places), len(back) + 1), np.bool_)
+    differs[:, :-1] = (text[np.maximum(at, 0)] != tokens[len(tokens) - 1 - back]) | (at < 0)
+    lengths = differs.argmax(axis=1)
+    last = len(places) - 1 - int(lengths[::-1].argmax())
+    return int(places[last]), int(lengths[last])

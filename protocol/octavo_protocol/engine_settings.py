@@ -423,8 +423,8 @@ class EngineSettings:
             high=65_536,
             api=ApiField(
                 "speculation.recentTokens",
-                "recentTokens is the number of tokens of the last answers to a tenant in which ngram looks for later "
-                "requests of the same tenant. If 0, it looks in the request alone. Must be between 0 and 65536. "
+                "recentTokens is the number of tokens of the last answers to a tenant that ngram searches for later "
+                "requests of the same tenant. If 0, it searches the request alone. Must be between 0 and 65536. "
                 "Defaults to 0.",
             ),
         ),

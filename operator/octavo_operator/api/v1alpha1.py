@@ -13,6 +13,7 @@ from pydantic import Field
 
 from octavo_operator.api import cron
 from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
+from octavo_operator.api.model_uri import PATTERN, REVISION, uri_rules
 from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import EngineSpec
 from octavo_operator.api.v1alpha1_routing import Routing
@@ -44,33 +45,7 @@ class ModelSpec(ApiBlock):
     """ModelSpec defines the model that is served, and its names."""
 
     RULES = (
-        Rule(
-            rule="!self.uri.startsWith('hf://') || self.uri.matches('^hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$')",
-            message="model.uri with scheme hf must have the form hf://ORGANISATION/REPOSITORY; the revision goes "
-            "into model.revision",
-        ),
-        Rule(
-            rule="!self.uri.startsWith('pvc://') || "
-            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
-            message="model.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the volume",
-        ),
-        Rule(
-            rule="!self.uri.matches('^(s3|gs)://') || "
-            "(self.uri.matches('^(s3|gs)://[a-z0-9][a-z0-9._-]*(/[A-Za-z0-9._=+-]+)*/?$') && "
-            "!self.uri.matches('/[.][.]?(/|$)'))",
-            message="model.uri with scheme s3 or gs must have the form s3://BUCKET/PREFIX or gs://BUCKET/PREFIX; "
-            "PREFIX may contain letters, digits and . _ = + -",
-        ),
-        Rule(
-            rule="!has(self.revision) || self.uri.matches('^(hf|s3|gs)://')",
-            message="model.revision is only allowed for hf://, s3:// and gs:// models; an oci:// reference contains "
-            "its tag or digest",
-        ),
-        Rule(
-            rule="!has(self.revision) || !self.uri.matches('^(s3|gs)://') || self.revision.matches('^[0-9a-f]{40}$')",
-            message="model.revision of an s3:// or gs:// model must be 40 hexadecimal digits, as "
-            "status.model.resolvedRevision shows them",
-        ),
+        *uri_rules("model"),
         Rule(
             rule="!has(self.credentialsSecretRef) || self.uri.matches('^(hf|s3|gs)://')",
             message="model.credentialsSecretRef is only allowed for hf://, s3:// and gs:// models; for a registry, "
@@ -80,7 +55,7 @@ class ModelSpec(ApiBlock):
 
     uri: str = Field(
         max_length=512,
-        pattern=r"^(hf|s3|gs|oci|pvc)://[^\s]+$",
+        pattern=PATTERN,
         description="uri is the location of the model's weights. `hf://ORGANISATION/REPOSITORY` is a repository of "
         "the Hugging Face hub. `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX` are object storage; PREFIX is a folder, "
         "or one file that ends in `.gguf`. Models of these three schemes are downloaded before the server starts. "
@@ -91,7 +66,7 @@ class ModelSpec(ApiBlock):
         default=None,
         min_length=1,
         max_length=128,
-        pattern=r"^[A-Za-z0-9._/-]+$",
+        pattern=REVISION,
         description="revision is the revision of the model to download. For `hf://` it is a branch, tag or commit. "
         "For `s3://` and `gs://` it is a hash as status.model.resolvedRevision shows it. If unset, it is the branch "
         "main of a hub repository, or the files that the bucket has. A branch or tag is resolved to a commit once, "

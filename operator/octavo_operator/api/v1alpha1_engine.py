@@ -13,6 +13,7 @@ from pydantic import Field
 from octavo_operator.api import knobs
 from octavo_operator.api.base import OBJECT_NAME, ApiBlock, ObjectName, Rule
 from octavo_operator.api.knobs import with_knobs
+from octavo_operator.api.model_uri import PATTERN, REVISION, uri_rules
 from octavo_protocol.engine_settings import EngineSettings
 
 # Flags that describe where the operator put things: pods made with other values could not be reached or drained.
@@ -86,21 +87,24 @@ class SchedulerSpec(ApiBlock):
 class DraftModelSpec(ApiBlock):
     """DraftModelSpec defines the smaller model that guesses tokens."""
 
-    RULES = (
-        Rule(
-            rule="!self.uri.startsWith('pvc://') || "
-            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
-            message="speculation.model.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the "
-            "volume",
-        ),
-    )
+    RULES = uri_rules("speculation.model")
 
     uri: str = Field(
         max_length=512,
-        pattern=r"^(oci|pvc)://[^\s]+$",
+        pattern=PATTERN,
         description="uri is the location of the draft model's weights, which must have the vocabulary of the model. "
-        "`oci://REFERENCE` is an image whose files are the model, mounted as an image volume. `pvc://CLAIM/PATH` is a "
-        "folder or file of a PersistentVolumeClaim, mounted read-only.",
+        "The schemes are those of spec.model.uri. Each pod downloads a draft model of scheme hf, s3 or gs before the "
+        "server starts. If both models have the same scheme, it is downloaded with the Secret of "
+        "spec.model.credentialsSecretRef.",
+    )
+    revision: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        pattern=REVISION,
+        description="revision is the revision of the draft model to download: a branch, tag or commit for `hf://`, and "
+        "a hash for `s3://` and `gs://`. Each pod resolves a branch when it starts. If unset, it is the branch main of "
+        "a hub repository, or the files that the bucket has. Not allowed for other schemes.",
     )
 
 
@@ -127,7 +131,7 @@ class SpeculationSpec(ApiBlock):
     model: DraftModelSpec | None = Field(
         default=None,
         description="model is the draft model of method draft: a smaller model of the same family. Each block of the "
-        "KV cache pool then has room for the K and V of both models.",
+        "KV cache pool then has room for the K and V of both models. If unset, there is no draft model.",
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import seconds
 from octavo_operator.observe import gpu_fit
@@ -228,16 +229,23 @@ def _silent_node(node: str) -> str:
 
 def _pull(name: str, message: str, body: Json, owner: LLMDeployment) -> tuple[str, str]:
     images = {c["name"]: c["image"] for c in body["spec"].get("initContainers", []) + body["spec"]["containers"]}
-    model = owner.source
     cause = short(pull_cause(message), 400)
     hint = f"check the reference, the registry, and imagePullSecrets of service account {owner.name}"
     # The kubelet reports a missing image volume as the container's pull error; only the message tells which image.
-    if model.scheme == "oci" and model.reference in message and images.get(name) != model.reference:
-        return "ModelPullFailed", short(
-            f"spec.model.uri: {owner.spec.model.uri!r} cannot be pulled as an image volume: {cause}; {hint}"
-        )
+    for field, uri, model in _models(owner):
+        if model.scheme == "oci" and model.reference in message and images.get(name) != model.reference:
+            return "ModelPullFailed", short(f"{field}: {uri!r} cannot be pulled as an image volume: {cause}; {hint}")
     field = "spec.engine.image" if owner.spec.engine.image else "the installation's engine image"
     return "ImagePullFailed", short(f"{field}: {images.get(name, '')!r} cannot be pulled: {cause}; {hint}")
+
+
+def _models(owner: LLMDeployment) -> list[tuple[str, str, ModelSource]]:
+    """The field, URI and source of the model, and of the draft model if there is one."""
+    models = [("spec.model.uri", owner.spec.model.uri, owner.source)]
+    draft, found = owner.spec.engine.speculation.model, source.draft(owner.spec)
+    if draft is not None and found is not None:
+        models.append(("spec.engine.speculation.model.uri", draft.uri, found))
+    return models
 
 
 def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Sequence[Json]) -> tuple[str, str]:
@@ -247,9 +255,10 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         return "OOMKilled", short(_memory(name, owner))
     if "No space left on device" in words:
         return "DiskFull", short(f"container {name} ran out of disk space: {words}; {logs}")
-    if name == source.PREFETCH:
+    if name in {source.PREFETCH, source.PREFETCH_DRAFT}:
+        field, uri, _ = _models(owner)[name == source.PREFETCH_DRAFT]
         return "ModelPullFailed", short(
-            f"spec.model.uri: {owner.spec.model.uri!r} cannot be downloaded: {words or f'exit code {code}; {logs}'}"
+            f"{field}: {uri!r} cannot be downloaded: {words or f'exit code {code}; {logs}'}"
         )
     if code in _OWN_ENDS:
         reason, meaning = _OWN_ENDS[code]
@@ -353,8 +362,8 @@ def _event(event: Json, owner: LLMDeployment) -> tuple[str, str]:
     reason, message = _EVENTS.get(event.get("reason", ""), ""), event.get("message", "")
     if reason == "Unschedulable":
         return _unschedulable(message, owner)
-    if reason == "VolumeMountFailed" and _about_claim(message, owner):
-        return "ModelVolumeUnavailable", _claim(message, owner)
+    if reason == "VolumeMountFailed" and (claim := _claim(message, owner)):
+        return "ModelVolumeUnavailable", claim
     if reason == "VolumeMountFailed" and f'"{config.TEMPLATE}"' in message and (missing := _template(message, owner)):
         return "ConfigMapMissing", missing
     if reason == "SandboxFailed":
@@ -374,8 +383,8 @@ def _template(message: str, owner: LLMDeployment) -> str:
 
 
 def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
-    if _about_claim(message, owner):
-        return "ModelVolumeUnavailable", _claim(message, owner)
+    if claim := _claim(message, owner):
+        return "ModelVolumeUnavailable", claim
     resources = owner.spec.resources
     requested = [f"{resources.cpu} CPUs", f"{resources.memory} memory"]
     if resources.gpu.count:
@@ -385,17 +394,16 @@ def _unschedulable(message: str, owner: LLMDeployment) -> tuple[str, str]:
     )
 
 
-def _about_claim(message: str, owner: LLMDeployment) -> bool:
-    model = owner.source
-    return model.scheme == "pvc" and f'"{model.reference}"' in message
-
-
 def _claim(message: str, owner: LLMDeployment) -> str:
-    claim = owner.source.reference
-    return short(
-        f"spec.model.uri: {owner.spec.model.uri!r}: {message}; create PersistentVolumeClaim {claim!r} in namespace "
-        f"{owner.namespace}, or see kubectl describe pvc {claim}"
-    )
+    """What to do about the claim of a model that a message is about; empty if it is about none."""
+    for field, uri, model in _models(owner):
+        claim = model.reference
+        if model.scheme == "pvc" and f'"{claim}"' in message:
+            return short(
+                f"{field}: {uri!r}: {message}; create PersistentVolumeClaim {claim!r} in namespace "
+                f"{owner.namespace}, or see kubectl describe pvc {claim}"
+            )
+    return ""
 
 
 def _seen(events: Sequence[Json], reason: str, start: str = "") -> tuple[int, float]:

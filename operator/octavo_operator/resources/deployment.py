@@ -131,8 +131,8 @@ def pod_template(
     if (ranks := spec.engine.settings.tensor_parallel_size) > 1:
         size = f"{SHARED_MEMORY_MIB * ranks}Mi"
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-    if owner.source.downloads and not owner.cache_claim:
-        pod["initContainers"] = [source.prefetch(owner, image, found.revision)]
+    if downloads := source.prefetch(owner, image, found.revision):
+        pod["initContainers"] = downloads
     pod |= placement.pod_fields(owner)
     metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
     if record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.resources import model_job, source
 from octavo_operator.resources.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
@@ -37,7 +38,7 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": _egress_to_model(owner) if owner.source.downloads and not owner.cache_claim else [],
+        "egress": _egress_to(owner, source.pod_downloads(owner)),
     }
     return body
 
@@ -55,19 +56,21 @@ def inspection_policy(owner: LLMDeployment) -> Json:
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _egress_to_model(owner) if owner.source.downloads or owner.source.tagged else [],
+        "egress": _egress_to(owner, [owner.source] if owner.source.downloads or owner.source.tagged else []),
     }
     return body
 
 
-def _egress_to_model(owner: LLMDeployment) -> list[Json]:
-    """DNS, and the ports of the source on any address except clouds' metadata services, which hold credentials."""
+def _egress_to(owner: LLMDeployment, sources: list[ModelSource]) -> list[Json]:
+    """DNS, and the ports of the sources on any address except clouds' metadata services, which hold credentials."""
+    if not sources:
+        return []
     anywhere: list[Json] = [
         {"namespaceSelector": {}},
         {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
         {"ipBlock": {"cidr": "::/0", "except": ["fd00:ec2::254/128", "fe80::/10"]}},
     ]
-    ports = [_port(port) for port in source.download_ports(owner)]
+    ports = [_port(port) for port in source.download_ports(owner, sources)]
     return [
         # Port 53 for name servers outside the cluster; cluster DNS pods may listen on another port.
         {"ports": [_port(53, "UDP"), _port(53)]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -9,12 +10,13 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import DRAFT_MOUNT, MOUNT, ModelSource, parse
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import ModelSpec, Spec
-from octavo_operator.api.v1alpha1_engine import Env
+from octavo_operator.api.v1alpha1_engine import DraftModelSpec, Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
 VOLUME = "model"
 DRAFT_VOLUME = "draft-model"
 PREFETCH = "prefetch"
+PREFETCH_DRAFT = "prefetch-draft"
 # By scheme, the variable for a non-default endpoint of hub or bucket.
 ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 # The variables of the server's environment that the download needs, too.
@@ -87,18 +89,21 @@ def env_entries(env: tuple[Env, ...]) -> list[Json]:
     return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
 
 
-def pinned(model: ModelSpec, revision: str | None) -> str:
+def pinned(model: ModelSpec | DraftModelSpec, revision: str | None) -> str:
     """The argument of a download: the URI, with `@revision` if there is one."""
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
 
 def download_env(owner: LLMDeployment) -> list[Json]:
     """Variables of a container that downloads or resolves a tag: endpoint, proxy and credentials; empty for others."""
-    source, model, env = owner.source, owner.spec.model, owner.spec.engine.env
-    if not (source.downloads or source.tagged):
-        return []
+    return _download_env(owner, owner.source) if owner.source.downloads or owner.source.tagged else []
+
+
+def _download_env(owner: LLMDeployment, source: ModelSource) -> list[Json]:
+    """Those for one of its models. Credentials are those of the model's scheme."""
+    model, env = owner.spec.model, owner.spec.engine.env
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
-    if model.credentials_secret_ref is not None:
+    if model.credentials_secret_ref is not None and source.scheme == owner.source.scheme:
         for given in CREDENTIALS.get(source.scheme, ()):
             reference: Json = {"name": model.credentials_secret_ref.name, "key": given.key}
             if given.optional:
@@ -107,35 +112,51 @@ def download_env(owner: LLMDeployment) -> list[Json]:
     return variables
 
 
-def prefetch(owner: LLMDeployment, image: str, revision: str) -> Json:
-    """The init container that downloads a model into the volume, at the resolved `revision` if there is one."""
+def prefetch(owner: LLMDeployment, image: str, revision: str) -> list[Json]:
+    """The init containers that download models into their volumes, the model at the resolved `revision` if any."""
+    containers = []
+    if owner.source.downloads and not owner.cache_claim:
+        argument = pinned(owner.spec.model, revision or owner.spec.model.revision)
+        env = _download_env(owner, owner.source)
+        containers.append(_prefetch(PREFETCH, image, argument, env, {"name": VOLUME, "mountPath": MOUNT}))
+    model, found = owner.spec.engine.speculation.model, draft(owner.spec)
+    if model is not None and found is not None and found.downloads:
+        env = _download_env(owner, found)
+        mount = {"name": DRAFT_VOLUME, "mountPath": DRAFT_MOUNT}
+        containers.append(_prefetch(PREFETCH_DRAFT, image, pinned(model, model.revision), env, mount))
+    return containers
+
+
+def _prefetch(name: str, image: str, argument: str, env: list[Json], mount: Json) -> Json:
     return {
-        "name": PREFETCH,
+        "name": name,
         "image": image,
-        "command": [
-            "python",
-            "-m",
-            "octavo_inference.prefetch",
-            pinned(owner.spec.model, revision or owner.spec.model.revision),
-            "--to",
-            MOUNT,
-        ],
-        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *download_env(owner)],  # noqa: S108 - the container's own volume
+        "command": ["python", "-m", "octavo_inference.prefetch", argument, "--to", mount["mountPath"]],
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *env],  # noqa: S108 - the container's own volume
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": [{"name": VOLUME, "mountPath": MOUNT}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
+        "volumeMounts": [mount, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
 
 
-def download_ports(owner: LLMDeployment) -> list[int]:
-    """TCP ports of the model's source: 443 unless the endpoint variable sets another.
+def pod_downloads(owner: LLMDeployment) -> list[ModelSource]:
+    """The sources from which a server's pod downloads."""
+    models = [] if owner.cache_claim else [owner.source]
+    found = draft(owner.spec)
+    return [each for each in (*models, *([] if found is None else [found])) if each.downloads]
 
-    A registry with a port of its own may send to 443 for a token.
-    """
-    if owner.source.scheme == "oci":
-        return sorted({owner.source.registry_port, 443})
-    variable = ENDPOINTS[owner.source.scheme]
+
+def download_ports(owner: LLMDeployment, sources: Iterable[ModelSource]) -> list[int]:
+    """TCP ports of models' sources: 443 unless the endpoint variable sets another."""
+    return sorted({port for source in sources for port in _ports(owner, source)})
+
+
+def _ports(owner: LLMDeployment, source: ModelSource) -> list[int]:
+    """Those of one source. A registry with a port of its own may send to 443 for a token."""
+    if source.scheme == "oci":
+        return [source.registry_port, 443]
+    variable = ENDPOINTS[source.scheme]
     endpoint = next(
         (entry.value for entry in owner.spec.engine.env if entry.name == variable and entry.value), "https://default"
     )

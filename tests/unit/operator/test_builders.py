@@ -26,6 +26,10 @@ SPECS: dict[str, dict[str, Any]] = {
         "model": {"uri": "pvc://weights/large"},
         "engine": {"speculation": {"method": "draft", "maxTokens": 4, "model": {"uri": "pvc://weights/small/v2"}}},
     },
+    "draft-model-of-a-hub": {
+        "model": {"uri": "hf://org/large", "credentialsSecretRef": {"name": "hub"}},
+        "engine": {"speculation": {"method": "draft", "model": {"uri": "hf://org/small", "revision": "v2"}}},
+    },
     "gpu-hub": {
         "model": {
             "uri": "hf://org/llama",

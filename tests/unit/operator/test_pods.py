@@ -187,6 +187,45 @@ def test_waiting_for_the_next_pull_says_what_the_pull_said(problem: Callable[...
     assert pulling == backing_off
 
 
+def with_draft(uri: str) -> Json:
+    speculation = {"method": "draft", "model": {"uri": uri}}
+    return {"model": {"uri": "pvc://weights/large"}, "engine": {"speculation": speculation}}
+
+
+@pytest.mark.parametrize(
+    ("uri", "pod", "events", "reason", "says"),
+    [
+        (
+            "hf://org/small",
+            {"initContainerStatuses": [container("prefetch-draft", state=ended(1, "octavo: refuses access (401)"))]},
+            [],
+            "ModelPullFailed",
+            "spec.engine.speculation.model.uri: 'hf://org/small' cannot be downloaded: octavo: refuses access (401)",
+        ),
+        (
+            "oci://registry.local/small:1",
+            {"containerStatuses": [container(**waiting("ErrImagePull", "registry.local/small:1: not found"))]},
+            [],
+            "ModelPullFailed",
+            "spec.engine.speculation.model.uri: 'oci://registry.local/small:1' cannot be pulled as an image volume: ",
+        ),
+        (
+            "pvc://nope/small",
+            {},
+            [{"reason": "FailedScheduling", "message": 'persistentvolumeclaim "nope" not found'}],
+            "ModelVolumeUnavailable",
+            "spec.engine.speculation.model.uri: 'pvc://nope/small': persistentvolumeclaim \"nope\" not found; create",
+        ),
+    ],
+)
+def test_a_failure_of_the_draft_model_names_its_field(
+    problem: Callable[..., Problem], uri: str, pod: Json, events: list[Json], reason: str, says: str
+) -> None:
+    found = problem(body(**pod), with_draft(uri), events)
+    assert found.reason == reason
+    assert found.message.startswith(says)
+
+
 def test_sandboxes_fail_with_one_message(problem: Callable[..., Problem]) -> None:
     def said(digit: str) -> str:
         event = {"reason": "FailedCreatePodSandBox", "message": f'sandbox "{digit * 64}": no runtime'}

@@ -26,8 +26,3 @@ def require_consistent(settings: EngineSettings) -> None:
             f"is {method}: leave it out, or set speculation to ngram",
             "speculation_recent_tokens",
         )
-    if method != "none" and settings.overlap:
-        raise SettingsError(
-            f"overlap: with speculation {method}, a step cannot be planned while the last one computes; leave it out",
-            "overlap",
-        )

@@ -122,8 +122,7 @@ class Engine:
         )
         # In-flight steps, the oldest first: at most `depth` of them while the next step is planned.
         self._pending: deque[PendingStep] = deque()
-        # Which tokens are verified next depends on those that are accepted now.
-        self._depth = backend.steps_ahead if limits.overlap and speculator is None else 0
+        self._depth = backend.steps_ahead if limits.overlap else 0
         self._collected = -math.inf
         self._runs = backend.decode_runs and self._depth == 0
         self._step_seconds = 0.0
@@ -266,14 +265,23 @@ class Engine:
         begin = self._clock()
         outputs = self._live.expire(begin)
         self._take_compiled(outputs)
-        depth = self._depth if self._launch(begin, outputs) else 0
+        guesses = self._speculator is not None and self._speculator.tries
+        if guesses:
+            outputs += self._finish(0)  # guesses follow tokens that are known, and the step after them those accepted
+        launched = self._launch(begin, outputs)
+        outputs += self._finish(self._depth if launched and not guesses else 0)
+        if self._pending:
+            outputs += self._choose(self._pending[-1])
+        return outputs
+
+    def _finish(self, depth: int) -> list[Output]:
+        """Collect in-flight steps until `depth` of them are left."""
+        outputs: list[Output] = []
         while len(self._pending) > depth:
             if len(self._pending) == 1:
                 outputs += self._choose(self._pending[0])
             if self._pending:
                 outputs += self._collect(self._pending.popleft())
-        if self._pending:
-            outputs += self._choose(self._pending[-1])
         return outputs
 
     def stats(self) -> EngineStats:

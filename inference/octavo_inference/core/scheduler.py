@@ -171,7 +171,7 @@ class Scheduler:
                 break
             plan.chunks.append((head, take))
             room.take(take, head.computed)
-        if self.speculator is not None and not (plan.preempted or plan.chunks):
+        if self.speculator is not None:
             self._plan_drafts(plan, self.speculator)
         self._plan_samples(plan, now)
         self._plan_scores(plan)
@@ -503,6 +503,9 @@ class Scheduler:
 
     def _plan_drafts(self, plan: SchedulerOutput, speculator: Speculator) -> None:
         """Let decoding sequences verify guesses. A step with prompts has none: it takes as long as prompts may take."""
+        if not speculator.tries or plan.preempted or plan.chunks:
+            speculator.passed()
+            return
         forks = sum([len(sequence.forks) for sequence in plan.decodes])
         room = min(self.budget, self._max_samples - forks) - len(plan.decodes)
         able = [s for s in plan.decodes if not (s.forks or self.tables.tail_shared(s))]

@@ -18,6 +18,9 @@ from octavo_protocol.engine_settings import EngineSettings
 _SHORTEST = 2
 """Tokens that have to match before a guess: after one alone, nearly every guess is wrong."""
 
+_REST = 16
+"""Steps between two attempts, of a backend that plans ahead: an attempt waits for the step in flight."""
+
 
 def speculator_for(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> Speculator | None:
     """What guesses tokens; None without speculation. Raises `SettingsError` for a model that cannot."""
@@ -34,11 +37,13 @@ def speculator_for(settings: EngineSettings, built: Built, clock: Callable[[], f
             "speculation",
         )
     # A backend that runs ahead keeps a row table of its own.
+    ahead = backend.steps_ahead > 0
     return Speculator(
         _proposer(settings, built.draft),
         settings.speculation_tokens,
         times=_times(settings, built, clock),
-        adjusted=not backend.steps_ahead,
+        adjusted=not ahead,
+        rest=_REST if ahead else 0,
     )
 
 

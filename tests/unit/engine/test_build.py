@@ -284,7 +284,6 @@ def test_a_quantization_without_use_is_refused(wishes: dict[str, Any], message: 
         ({"speculation_model": "smollm2"}, "speculation_model", "is for speculation draft"),
         ({"speculation": "ngram", "speculation_model": "smollm2"}, "speculation_model", "is for speculation draft"),
         ({"speculation_recent_tokens": 9}, "speculation_recent_tokens", "is for speculation ngram"),
-        ({"speculation": "ngram", "overlap": True}, "overlap", "cannot be planned while the last one computes"),
         (
             {"speculation": "draft", "speculation_model": "smollm2", "speculation_recent_tokens": 9},
             "speculation_recent_tokens",

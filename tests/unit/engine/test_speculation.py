@@ -16,13 +16,14 @@ from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import RowTable, StepResult
 from octavo_inference.core.request import Guidance
 from octavo_inference.core.sequence import Sequence
-from octavo_inference.core.speculation.lookup import Guess
+from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
 from octavo_inference.core.speculation.proposers import NgramProposer, Offer
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
 
 from .echo import EchoBackend, Runner, alone, make_runner
 from .fake_grammar import Compiler, grammar
+from .late import LateBackend
 from .loads import LIMITS, Load, loads
 from .runs import RunningBackend
 from .test_guided import REQUESTS
@@ -105,6 +106,52 @@ def test_answers_are_those_without_guesses(
     rejected = speculator.totals.drafted - speculator.totals.accepted
     assert steps.rows + steps.prefill + rejected == sum(len(batch.tokens) for batch in backend.batches)
     assert speculator.totals.accepted <= speculator.totals.drafted
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(
+    load=loads(18),
+    blocks=st.integers(10, 40),
+    limits=LIMITS,
+    rest=st.integers(0, 4),
+    randomness=st.randoms(use_true_random=False),
+)
+def test_a_device_that_is_ahead_gives_the_same_answers(
+    load: Load, blocks: int, limits: dict[str, Any], rest: int, randomness: random.Random
+) -> None:
+    """Steps with guesses wait for the one in flight; the others, while guesses rest, are planned ahead."""
+
+    class Moody(Oracle):
+        """Has nothing to offer now and then."""
+
+        def guess_of(self, sequence: Sequence, most: int) -> Guess:
+            return super().guess_of(sequence, most if self.randomness.random() < 0.5 else 0)
+
+    backend = LateBackend(blocks, longest=40)
+    speculator = Speculator(Moody(randomness), 5, adjusted=False, rest=rest)
+    run = make_runner(backend, max_model_len=40, pace=1e-6, speculator=speculator, **limits)
+    load.run(run)
+    run.engine.check()
+
+
+def test_steps_are_planned_ahead_while_guesses_rest() -> None:
+    class Silent(Guesser):
+        def guess_of(self, sequence: Sequence, most: int) -> Guess:
+            return NO_GUESS
+
+    waits = []
+    for rest in (0, 9):
+        backend = LateBackend(64)
+        run = make_runner(backend, speculator=Speculator(Silent(), 4, rest=rest))
+        run.submit("r", [1, 2, 3], max_tokens=41, seed=5)
+        alone_in_flight = 0
+        while run.engine.has_work:
+            run.step()
+            alone_in_flight += not run.engine._pending
+        assert run.tokens["r", 0] == alone([1, 2, 3], 41, 5)
+        waits.append(alone_in_flight)
+    assert waits[0] == 41, "each step waits"
+    assert waits[1] <= 6, "one in ten does"
 
 
 @pytest.mark.parametrize(("wrong", "steps"), [(0, 5), (1, 20)])

@@ -20,6 +20,9 @@ from octavo_inference.core.speculation.step_times import StepTimes
 
 Int32 = NDArray[np.int32]
 
+_AFTER_PROMPT = 3
+"""Steps that are planned ahead after one with prompts: more of them may come."""
+
 
 class Draft(NamedTuple):
     """Guessed tokens of a sequence, for a step to verify. `ahead`: guidance behind each of them, if it has any."""
@@ -36,12 +39,18 @@ class Speculator:
     `times`: what steps are expected to take; without, any number of guesses is taken to cost nothing. `is_behind`: the
     proposer did other work in the last step too, so that its time tells nothing of guesses.
 
+    `rest`: so many steps have no guesses after one in which none was worth it. They can be planned ahead.
+
     `adjusted`: also of sequences whose logits change by guidance, penalties or rules. A backend with a row table of its
     own has no masks behind guesses, and its penalties count samples where the guesses should be.
     """
 
-    def __init__(self, proposer: Proposer, most: int, *, times: StepTimes | None = None, adjusted: bool = True) -> None:
+    def __init__(
+        self, proposer: Proposer, most: int, *, times: StepTimes | None = None, adjusted: bool = True, rest: int = 0
+    ) -> None:
         self._proposer = proposer
+        self._rest = rest
+        self._resting = 0
         self._most = most
         self.adjusted = adjusted
         self._acceptance = Acceptance()
@@ -50,9 +59,20 @@ class Speculator:
         self.is_behind = False
         self.totals = SpeculationTotals()
 
+    @property
+    def tries(self) -> bool:
+        """True if the next step may have guesses: all tokens before it have to be known."""
+        return self._resting == 0
+
+    def passed(self) -> None:
+        """Note a step that is planned without a look at guesses: they rest, or it has prompts."""
+        self.is_behind = False
+        self._resting = self._resting - 1 if self._resting else min(self._rest, _AFTER_PROMPT)
+
     def wanted(self, sequences: List[Sequence], rows: int, room: int) -> list[Offer]:
         """What to guess of these sequences for a step of `rows` decodes, at most `room` tokens in all."""
         self.is_behind = False
+        self._resting = self._rest
         if room <= 0:
             return []
         able = [s for s in sequences if self.adjusted or self._is_plain(s)]
@@ -66,6 +86,8 @@ class Speculator:
         for offer, count in zip(offers, counts, strict=True):
             if offer.most and not count:
                 self._acceptance.rest(offer.sequence.trials, offer.matched)
+        if any(counts):
+            self._resting = 0
         return [offer.shortened(count) for offer, count in zip(offers, counts, strict=True) if count]
 
     def drafts(self, offers: List[Offer], table: RowTable) -> list[Draft]:

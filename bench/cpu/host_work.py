@@ -4,7 +4,8 @@ The device is null: a step ends some milliseconds after the one before, and its 
 work of a server's engine process: incoming messages, scheduler, pool, row table, outputs, the frame to the API process.
 The first load is decodes alone, of sequences of different lengths, on a device whose steps all take the same time.
 Measured are the host's milliseconds per step, the integers that each step sends to the device, and the device's idle
-share: one step after the other, with overlap, and with several steps per launch. In the second load, prompts come next
+share: one step after the other, with overlap, with overlap and speculation whose guesses are never worth it, and with
+several steps per launch. In the second load, prompts come next
 to running answers, on the devices of `prefill_chunks`, where a step takes longer for prompt tokens: their steps, and
 the host's milliseconds for each.
 """
@@ -15,7 +16,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,18 @@ from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.core.speculation.proposers import NgramProposer
+from octavo_inference.core.speculation.speculator import Speculator
+from octavo_inference.core.speculation.step_times import StepTimes, TokenCurve
 from octavo_inference.engine.loop import EngineLoop
+from octavo_inference.engine.speculation import REST
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import PoolLayout, one_group
 from octavo_simulator.steptime import PodProfile
 
 BLOCK_SIZE, VOCAB = 16, 151_936
 _BUDGET = 8192
+_DEAR = TokenCurve((1, 2), (1.0, 2.0))
 MODEL = ModelConfig(
     architecture="null", layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, intermediate=16, vocab=VOCAB,
     max_positions=40_960, rope_theta=1e4, norm_eps=1e-6, tied_embeddings=True, eos_token_ids=(), digest="null",
@@ -164,13 +170,23 @@ def _request(number: int, tokens: int, answer: int) -> Request:
 
 
 def _decoding(
-    seconds: Callable[[int, int, int], float], limits: EngineLimits, rows: int, context: int, *, runs: bool = False
+    seconds: Callable[[int, int, int], float],
+    limits: EngineLimits,
+    rows: int,
+    context: int,
+    *,
+    runs: bool = False,
+    guesses: bool = False,
 ) -> _Process:
-    """An engine process in which `rows` sequences of about `context` tokens generate until the longest length."""
+    """An engine process in which `rows` sequences of about `context` tokens generate until the longest length.
+
+    With `guesses` they are looked for now and then, and never worth it.
+    """
     device = NullDevice(limits.max_running * (-(-limits.max_model_len // BLOCK_SIZE) + 1), seconds)
     if runs:
         device.decode_runs, device.steps_ahead = True, 0
-    engine = Engine(device, MODEL, limits, clock=time.monotonic)
+    speculator = Speculator(NgramProposer(2), 8, times=StepTimes(_DEAR), adjusted=False, rest=REST) if guesses else None
+    engine = Engine(device, MODEL, limits, clock=time.monotonic, speculator=speculator)
     process = _Process(device, engine, EngineLoop(engine))
     process.step([_request(i, context - i % 16, limits.max_model_len - context) for i in range(rows)])
     while process.decoding < rows:
@@ -181,16 +197,17 @@ def _decoding(
 
 
 def measure(
-    rows: int, context: int, seconds: float, steps: int, *, overlap: bool, runs: bool = False
+    rows: int, context: int, seconds: float, steps: int, *, overlap: bool, runs: bool = False, guesses: bool = False
 ) -> dict[str, Any]:
     """Run `steps` decodes of `rows` sequences of about `context` tokens on a device that takes `seconds` per step.
 
-    With `runs` a launch may take several steps. Milliseconds and integers are per step.
+    With `runs` a launch may take several steps. Milliseconds and integers are per step. `guesses`: see `_decoding`.
     """
     # Sequences that arrived first decode during the others' prefill.
     answer = steps + 80 + 2 * rows * context // _BUDGET
     limits = EngineLimits(context + answer, rows, _BUDGET, rows, prefix_caching=True, overlap=overlap)
-    process = _decoding(lambda *_: 0.0, limits, rows, context, runs=runs)
+    limits = replace(limits, max_samples=2 * rows)
+    process = _decoding(lambda *_: 0.0, limits, rows, context, runs=runs, guesses=guesses)
     device = process.device
     device.seconds = lambda *_: seconds
     device.idle_time = 0.0
@@ -198,15 +215,19 @@ def measure(
     device.free_at = 0.0
     begin = time.perf_counter()
     took, first = [], process.steps
+    host_seconds = 0.0
     while (done := process.steps - first) < steps:
-        host_seconds = process.step()
-        took.append(host_seconds / (process.steps - first - done))
+        host_seconds += process.step()
+        # A call may launch a step and collect none, or collect two.
+        if collected := process.steps - first - done:
+            took += [host_seconds / collected] * collected
+            host_seconds = 0.0
     whole = time.perf_counter() - begin
     return {
         "rows": rows,
         "context": context,
         "device_ms": seconds * 1e3,
-        "launches": "runs" if runs else "overlap" if overlap else "one by one",
+        "launches": "runs" if runs else "overlap, guesses rest" if guesses else "overlap" if overlap else "one by one",
         "host_ms_p50": round(statistics.median(took) * 1e3, 3),
         "host_ms_p99": round(statistics.quantiles(took, n=100)[98] * 1e3, 3),
         "idle_share": round(device.idle_time / whole, 4),
@@ -286,8 +307,8 @@ def main() -> None:
     for rows in given.rows:
         for context in given.contexts:
             for milliseconds in given.device_ms:
-                for overlap, runs in ((False, False), (True, False), (False, True)):
-                    found.append(measure(rows, context, milliseconds / 1e3, given.steps, overlap=overlap, runs=runs))
+                for ways in ({}, {"overlap": True}, {"overlap": True, "guesses": True}, {"runs": True}):
+                    found.append(measure(rows, context, milliseconds / 1e3, given.steps, **{"overlap": False} | ways))
                     print(table(found[-1:]).splitlines()[-1], flush=True)
     entering = [measure_prompts(device, 64, 2000, 20) for device in DEVICES if device.base < 0.01]
     print(prompt_table(entering), end="")

@@ -18,7 +18,7 @@ from octavo_protocol.engine_settings import EngineSettings
 _SHORTEST = 2
 """Tokens that have to match before a guess: after one alone, nearly every guess is wrong."""
 
-_REST = 16
+REST = 16
 """Steps between two attempts, of a backend that plans ahead: an attempt waits for the step in flight."""
 
 
@@ -43,7 +43,7 @@ def speculator_for(settings: EngineSettings, built: Built, clock: Callable[[], f
         settings.speculation_tokens,
         times=_times(settings, built, clock),
         adjusted=not ahead,
-        rest=_REST if ahead else 0,
+        rest=REST if ahead else 0,
     )
 
 

@@ -32,9 +32,9 @@ from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.core.prefill_budget import pairs
 from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.core.speculation.expected_times import ExpectedTimes, TokenCurve
 from octavo_inference.core.speculation.proposers import NgramProposer
 from octavo_inference.core.speculation.speculator import Speculator
-from octavo_inference.core.speculation.step_times import StepTimes, TokenCurve
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.engine.speculation import REST
 from octavo_inference.models.config import ModelConfig
@@ -185,7 +185,9 @@ def _decoding(
     device = NullDevice(limits.max_running * (-(-limits.max_model_len // BLOCK_SIZE) + 1), seconds)
     if runs:
         device.decode_runs, device.steps_ahead = True, 0
-    speculator = Speculator(NgramProposer(2), 8, times=StepTimes(_DEAR), adjusted=False, rest=REST) if guesses else None
+    speculator = (
+        Speculator(NgramProposer(2), 8, times=ExpectedTimes(_DEAR), adjusted=False, rest=REST) if guesses else None
+    )
     engine = Engine(device, MODEL, limits, clock=time.monotonic, speculator=speculator)
     process = _Process(device, engine, EngineLoop(engine))
     process.step([_request(i, context - i % 16, limits.max_model_len - context) for i in range(rows)])

@@ -9,10 +9,10 @@ from octavo_inference.common.errors import SettingsError
 from octavo_inference.core.built import Built
 from octavo_inference.core.speculation.calibration import token_curve
 from octavo_inference.core.speculation.draft_model import DraftModel
+from octavo_inference.core.speculation.expected_times import ExpectedTimes
 from octavo_inference.core.speculation.proposers import NgramProposer, Proposer
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
-from octavo_inference.core.speculation.step_times import StepTimes
 from octavo_protocol.engine_settings import EngineSettings
 
 _SHORTEST = 2
@@ -54,12 +54,12 @@ def _proposer(settings: EngineSettings, draft: DraftModel | None) -> Proposer:
     return NgramProposer(_SHORTEST, recent)
 
 
-def _times(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> StepTimes:
+def _times(settings: EngineSettings, built: Built, clock: Callable[[], float]) -> ExpectedTimes:
     """The measured times of steps, before the first request."""
     rows, longest = built.sizes.max_running, built.sizes.max_model_len
     tokens = min(built.sizes.max_batched_tokens, max(rows, built.max_samples))
     measured = partial(token_curve, rows=rows, max_model_len=longest, clock=clock)
     model = measured(built.backend, tokens=tokens, most=settings.speculation_tokens)
     if built.draft is None:
-        return StepTimes(model)
-    return StepTimes(model, measured(built.draft.backend, tokens=rows, most=0))
+        return ExpectedTimes(model)
+    return ExpectedTimes(model, measured(built.draft.backend, tokens=rows, most=0))

@@ -104,8 +104,7 @@ class _ServerCollector(Collector):
         waiting.add_metric([self._model, "deferred"], report.deferred)
         yield waiting
         yield self._cache_config(prefix)
-        if (speculation := self._service.router.speculation) is not None:
-            yield from self._speculation(prefix, speculation)
+        yield from self._speculation(prefix, self._service.router.speculation)
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
         if prefix == "octavo:":
             for name, text, value in (
@@ -135,13 +134,16 @@ class _ServerCollector(Collector):
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
 
-    def _speculation(self, prefix: str, totals: SpeculationTotals) -> Iterator[Metric]:
+    def _speculation(self, prefix: str, found: SpeculationTotals | None) -> Iterator[Metric]:
+        totals = found or SpeculationTotals()
         for name, text, value in (
             ("spec_decode_num_drafts", "Drafts of guessed tokens that steps verified", totals.drafts),
             ("spec_decode_num_draft_tokens", "Their tokens", totals.drafted),
             ("spec_decode_num_accepted_tokens", "Those of them that were accepted", totals.accepted),
         ):
             yield self._counter(prefix + name, text, value)
+        if found is None:
+            return
         text = "Drafts whose token at a position was accepted"
         family = CounterMetricFamily(
             f"{prefix}spec_decode_num_accepted_tokens_per_pos", text, labels=["model_name", "position"]

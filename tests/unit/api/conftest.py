@@ -70,6 +70,7 @@ class FakeEngine:
     aborted: list[tuple[str, int | None]] = field(default_factory=list)
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
     grammar_compiler: None = None
+    speculation: None = None
 
     @property
     def has_work(self) -> bool:

@@ -15,10 +15,10 @@ from octavo_inference.core.gather import Batch
 from octavo_inference.core.model_input import StepResult
 from octavo_inference.core.speculation.acceptance import Acceptance, Chances, Trials
 from octavo_inference.core.speculation.calibration import token_curve
-from octavo_inference.core.speculation.lengths import Candidate, lengths
+from octavo_inference.core.speculation.expected_times import ExpectedTimes, TokenCurve
+from octavo_inference.core.speculation.lengths import DraftCandidate, lengths
 from octavo_inference.core.speculation.lookup import continuation, continuation_in
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
-from octavo_inference.core.speculation.step_times import StepTimes, TokenCurve
 
 from .echo import EchoBackend, Ticks
 
@@ -113,7 +113,7 @@ def test_a_curve_has_the_times_between_those_measured() -> None:
 
 
 def test_steps_correct_the_height_of_the_curve() -> None:
-    times = StepTimes(CURVE)
+    times = ExpectedTimes(CURVE)
     for _ in range(40):
         times.add(4, 0, 0, 2 * CURVE.seconds(4, 4))
     assert times.alone(1) == pytest.approx(2 * CURVE.seconds(1, 1), rel=0.01), "of other rows too"
@@ -130,7 +130,7 @@ def test_steps_correct_the_height_of_the_curve() -> None:
 
 def test_a_draft_model_costs_a_step_for_each_guess() -> None:
     draft = TokenCurve((1, 2), (0.1, 0.1))
-    guessed, found = StepTimes(CURVE, draft), StepTimes(CURVE)
+    guessed, found = ExpectedTimes(CURVE, draft), ExpectedTimes(CURVE)
     assert guessed.seconds(2, 8, 4) == pytest.approx(found.seconds(2, 8, 4) * (1 + 0.4 / CURVE.seconds(2, 10)))
     assert guessed.alone(2) == found.alone(2)
 
@@ -152,7 +152,7 @@ def linear(base: float, token: float):
     ],
 )
 def test_a_step_verifies_what_makes_it_faster(chances, rows, seconds, expected) -> None:
-    candidates = [Candidate(8, Chances(each, each)) for each in chances]
+    candidates = [DraftCandidate(8, Chances(each, each)) for each in chances]
     assert lengths(candidates, rows, 16, seconds) == expected
 
 
@@ -165,7 +165,7 @@ def test_a_step_verifies_what_makes_it_faster(chances, rows, seconds, expected) 
 )
 def test_no_other_lengths_are_expected_to_be_faster(guesses, others, room, base, token) -> None:
     """By trying all of them; a choice without guesses may be up to 5 % slower."""
-    candidates = [Candidate(most, Chances(*each)) for most, *each in guesses]
+    candidates = [DraftCandidate(most, Chances(*each)) for most, *each in guesses]
     rows, seconds = len(candidates) + others, linear(base, token)
 
     def speed(counts: tuple[int, ...]) -> float:

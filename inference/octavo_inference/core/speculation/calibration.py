@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.model_input import RowChange, RowSamples, RowStep, RowTable, sampling_columns
-from octavo_inference.core.speculation.step_times import TokenCurve
+from octavo_inference.core.speculation.expected_times import TokenCurve
 
 _COARSE = (1, 8, 32, 64)
 _FINE = (2, 3, 4, 5, 6, 7, 9, 12, 16, 17, 20, 24, 25, 28, 33, 40, 48, 49, 56, 65, 80, 96, 128, 160, 192, 256)

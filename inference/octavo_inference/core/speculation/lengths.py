@@ -13,14 +13,16 @@ _MARGIN = 1.05
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class DraftCandidate:
     """`most` guessed tokens of a sequence, and the chances that they are accepted."""
 
     most: int
     chances: Chances
 
 
-def lengths(candidates: Sequence[Candidate], rows: int, room: int, seconds: Callable[[int, int], float]) -> list[int]:
+def lengths(
+    candidates: Sequence[DraftCandidate], rows: int, room: int, seconds: Callable[[int, int], float]
+) -> list[int]:
     """How many tokens of each candidate to verify: those that make the `rows` sequences of a step fastest.
 
     That is judged by the geometric mean of their speeds. More tokens in all would be a poor measure: a step with many
@@ -42,7 +44,7 @@ def lengths(candidates: Sequence[Candidate], rows: int, room: int, seconds: Call
     return found
 
 
-def _gains(candidates: Sequence[Candidate]) -> Iterator[tuple[float, int, int]]:
+def _gains(candidates: Sequence[DraftCandidate]) -> Iterator[tuple[float, int, int]]:
     """Of each guessed token: by how much it raises the logarithm of its sequence's speed, its place, the candidate.
 
     A candidate's gains fall from place to place, so the largest ones of all are the first of each.

@@ -13,10 +13,10 @@ from octavo_inference.core.model_input import RowTable
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.acceptance import Acceptance
 from octavo_inference.core.speculation.counts import SpeculationTotals
+from octavo_inference.core.speculation.expected_times import ExpectedTimes
 from octavo_inference.core.speculation.guidance import GuideAhead, allowed
-from octavo_inference.core.speculation.lengths import Candidate, lengths
+from octavo_inference.core.speculation.lengths import DraftCandidate, lengths
 from octavo_inference.core.speculation.proposers import Offer, Proposer
-from octavo_inference.core.speculation.step_times import StepTimes
 
 Int32 = NDArray[np.int32]
 
@@ -46,7 +46,7 @@ class Speculator:
     """
 
     def __init__(
-        self, proposer: Proposer, most: int, *, times: StepTimes | None = None, adjusted: bool = True, rest: int = 0
+        self, proposer: Proposer, most: int, *, times: ExpectedTimes | None = None, adjusted: bool = True, rest: int = 0
     ) -> None:
         self._proposer = proposer
         self._rest = rest
@@ -54,7 +54,7 @@ class Speculator:
         self._most = most
         self.adjusted = adjusted
         self._acceptance = Acceptance()
-        self._times = times or StepTimes()
+        self._times = times or ExpectedTimes()
         self._longest = 0
         self.is_behind = False
         self.totals = SpeculationTotals()
@@ -80,7 +80,7 @@ class Speculator:
         most = [max(0, min(self._most, room, s.limit - s.total - 1)) for s in able]
         offers = [self._allowed(each) for each in self._proposer.offers(able, most)]
         candidates = [
-            Candidate(each.most, self._acceptance.chances(each.sequence.trials, each.matched)) for each in offers
+            DraftCandidate(each.most, self._acceptance.chances(each.sequence.trials, each.matched)) for each in offers
         ]
         counts = lengths(candidates, rows, room, partial(self._times.seconds, rows))
         for offer, count in zip(offers, counts, strict=True):

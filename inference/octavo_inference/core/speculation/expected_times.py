@@ -41,7 +41,7 @@ FLAT = TokenCurve((1,), (1.0,))
 """Any number of tokens takes the same time: where nothing is measured, all guesses are tried."""
 
 
-class StepTimes:
+class ExpectedTimes:
     """The time of a step without prompts. `model` is the curve of the model, `draft` that of a draft model's steps."""
 
     def __init__(self, model: TokenCurve = FLAT, draft: TokenCurve | None = None) -> None:

@@ -22,6 +22,8 @@ from octavo_inference.core.gather import gather
 from octavo_inference.core.logit_rules import bitmask
 from octavo_inference.core.model_input import Penalty, RowChange, RowSamples, RowStep, RowTable
 from octavo_inference.core.request import Guidance, Output, TokenLogprobs
+from octavo_inference.core.sequence import Sequence
+from octavo_inference.core.speculation.lookup import Guess
 from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
@@ -113,13 +115,23 @@ def expected() -> dict[str, dict[tuple[str, int], list[int]]]:
     return {name: run(reference(make()), **NO_CACHE).tokens for name, make in MODELS.items()}
 
 
+class RightThenWrong(Remembered):
+    """Guesses the next token of an earlier run, and another one than follows it."""
+
+    def guess_of(self, sequence: Sequence, most: int) -> Guess:
+        done = sequence.num_known_tokens - sequence.prompt_len
+        token, *following = self.answers[sequence.request.id, sequence.index][done : done + 2]
+        return Guess(np.array([token, *((each + 1) % 60 for each in following)][:most], np.int32), 9)
+
+
 def test_guesses_that_are_verified_change_no_answer(expected: dict[str, dict[tuple[str, int], list[int]]]) -> None:
     """Drafts are chunks that sample at each token; the device's row table gets guesses and samples."""
     answers = expected["plain"]
-    speculator = Speculator(Remembered(answers, random.Random(1)), 4, adjusted=False)
+    speculator = Speculator(RightThenWrong(answers, random.Random(1)), 4, adjusted=False)
     runner = run(cuda(MODELS["plain"]()), speculator=speculator, **NO_CACHE)
     assert runner.tokens == answers
     assert 0 < speculator.totals.accepted < speculator.totals.drafted
+    assert speculator.totals.by_position[1] == 0
 
 
 @pytest.mark.parametrize(

@@ -284,11 +284,11 @@ class Remembered(Guesser):
     """Guesses from the answers of an earlier run, each token wrong by chance."""
 
     def __init__(self, answers: dict[tuple[str, int], list[int]], randomness: random.Random) -> None:
-        self._answers = answers
+        self.answers = answers
         self._randomness = randomness
 
     def guess_of(self, sequence: Sequence, most: int) -> Guess:
-        answer = self._answers.get((sequence.request.id, sequence.index), [])
+        answer = self.answers.get((sequence.request.id, sequence.index), [])
         done = sequence.num_known_tokens - sequence.prompt_len
         right = answer[done : done + self._randomness.randint(0, most)]
         wrong = self._randomness.random() / 2

@@ -20,6 +20,8 @@ from octavo_inference.core.speculation.proposers import Offer, Proposer
 
 Int32 = NDArray[np.int32]
 
+_ROWS = 8
+"""So many sequences cost a step of rest: to look for guesses takes the host's time for each of them."""
 _AFTER_PROMPT = 3
 """Steps that are planned ahead after one with prompts: more of them may come."""
 
@@ -72,7 +74,7 @@ class Speculator:
     def wanted(self, sequences: List[Sequence], rows: int, room: int) -> list[Offer]:
         """What to guess of these sequences for a step of `rows` decodes, at most `room` tokens in all."""
         self.is_behind = False
-        self._resting = self._rest
+        self._resting = max(self._rest, rows // _ROWS)
         if room <= 0:
             return []
         able = [s for s in sequences if self.adjusted or self._is_plain(s)]

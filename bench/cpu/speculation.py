@@ -2,7 +2,7 @@
 
     python -m bench.cpu.speculation                    # all proposers and loads, 5 rounds
     python -m bench.cpu.speculation --proposers ngram --loads code --batches 1 --rounds 1
-    python -m bench.cpu.speculation --plot RESULT      # writes docs/pictures/speculation.svg from a result
+    python -m bench.cpu.speculation --plot RESULT ...  # writes docs/pictures/speculation.svg from results
 
 A process has two engines of the same model, which take turns: a round computes each load with both. A speed-up is the
 median over the rounds of the ratio of both times, prompts included. Answers must be the same token by token.
@@ -173,9 +173,9 @@ def pair(proposer: Proposer, model: LoadedModel, most: int) -> tuple[Engine, Eng
     return engine_for(settings, model).engine, engine_for(guessing, model).engine
 
 
-def plot(result: Path) -> None:
+def plot(results: list[Path]) -> None:
     """The speed-up over the batch: a panel for each proposer, a line for each load."""
-    rows = [row for row in json.loads(result.read_text())["rows"] if row["load"] in LOADS]
+    rows = [row for each in results for row in json.loads(each.read_text())["rows"] if row["load"] in LOADS]
     proposers = list(dict.fromkeys(row["proposer"] for row in rows))
     _, panels = plt.subplots(1, len(proposers), figsize=(3.6 * len(proposers), 3), sharey=True, squeeze=False)
     colors = dict(zip(LOADS, (BLUE, RED, "#3f8f5b", GREY), strict=True))
@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=200, help="of an answer, at most")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--most", type=int, default=8, help="guessed tokens of an answer in a step, at most")
-    parser.add_argument("--plot", type=Path, metavar="RESULT", help="draw a result instead")
+    parser.add_argument("--plot", type=Path, nargs="+", metavar="RESULT", help="draw results instead")
     given = parser.parse_args()
     if given.plot:
         plot(given.plot)

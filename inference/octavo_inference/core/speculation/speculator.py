@@ -20,7 +20,7 @@ from octavo_inference.core.speculation.proposers import Offer, Proposer
 
 Int32 = NDArray[np.int32]
 
-_ROWS = 8
+_ROWS = 4
 """So many sequences cost a step of rest: to look for guesses takes the host's time for each of them."""
 _AFTER_PROMPT = 3
 """Steps that are planned ahead after one with prompts: more of them may come."""

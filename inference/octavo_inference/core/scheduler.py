@@ -509,7 +509,7 @@ class Scheduler:
         forks = sum([len(sequence.forks) for sequence in plan.decodes])
         room = min(self.budget, self._max_samples - forks) - len(plan.decodes)
         able = [s for s in plan.decodes if not (s.forks or self.tables.tail_shared(s))]
-        wanted = speculator.wanted(able, len(plan.decodes), room) if able else []
+        wanted = speculator.wanted(able, len(plan.decodes), room)
         fitting = [offer.shortened(self._drafted_room(offer.sequence, offer.most)) for offer in wanted]
         plan.drafts = speculator.drafts([offer for offer in fitting if offer.most], self.rows.table)
         for draft in plan.drafts:

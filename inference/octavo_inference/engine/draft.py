@@ -56,7 +56,8 @@ def draft_model(
     Raises `SettingsError` if the backend cannot compute it.
     """
     groups = pool_layout(model.config).groups
-    shared = min(draft.config.vocab, model.config.vocab, _vocabulary_size(draft.text), _vocabulary_size(model.text))
+    sizes_of = (each.text.tokenizer.get_vocab_size(with_added_tokens=True) for each in (draft, model))
+    shared = min(draft.config.vocab, model.config.vocab, *sizes_of)
     if draft.config.max_positions < sizes.max_model_len:
         log.warning(
             "the draft model was trained for %d positions: it guesses worse beyond, up to max_model_len %d",
@@ -104,7 +105,3 @@ def _require_layers(name: str, draft: LoadedModel) -> None:
         raise SettingsError(
             f"speculation_model {name} has layers with and without windows, whose blocks differ; choose another", _FIELD
         )
-
-
-def _vocabulary_size(text: TextModel) -> int:
-    return max(text.tokenizer.get_vocab(with_added_tokens=True).values()) + 1

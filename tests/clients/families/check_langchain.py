@@ -68,7 +68,7 @@ async def the_tool_first_async(request: ModelRequest, handler: Callable[[ModelRe
 
 
 def access(place: Place) -> dict[str, Any]:
-    """What every class is told, without retries by default."""
+    """The options that every class takes: address and key of the server, and no retries."""
     return {"model": place.model, "base_url": place.base_url, "api_key": place.key, "max_retries": 0}
 
 

@@ -37,7 +37,7 @@ TEXT = "Once upon a time"
 
 
 def access(place: Place) -> dict[str, Any]:
-    """What every class is told, without retries by default."""
+    """The options that every class takes: address and key of the server, and no retries."""
     return {"api_base": place.base_url, "api_key": place.key, "max_retries": 0}
 
 

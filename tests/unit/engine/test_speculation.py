@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
 from octavo_inference.core.gather import Batch
-from octavo_inference.core.model_input import RowTable, StepResult
+from octavo_inference.core.model_input import StepResult
 from octavo_inference.core.request import Guidance
 from octavo_inference.core.sequence import Sequence
 from octavo_inference.core.speculation.lookup import NO_GUESS, Guess
-from octavo_inference.core.speculation.proposers import NgramProposer, Offer
+from octavo_inference.core.speculation.proposers import NgramProposer
 from octavo_inference.core.speculation.recent_outputs import RecentOutputs
 from octavo_inference.core.speculation.speculator import Speculator
 
@@ -29,35 +30,25 @@ from .runs import RunningBackend
 from .test_guided import REQUESTS
 
 
-class Guesser:
-    """A proposer from a function that guesses."""
+class Guesser(NgramProposer, ABC):
+    """Guesses by a function in the place of a lookup."""
 
-    is_behind = False
+    def __init__(self) -> None:
+        super().__init__(shortest=0)
 
+    @abstractmethod
     def guess_of(self, sequence: Sequence, most: int) -> Guess:
-        raise NotImplementedError
+        """At most so many tokens that may follow a sequence."""
 
-    def offers(self, sequences: list[Sequence], most: list[int]) -> list[Offer]:
-        guesses = map(self.guess_of, sequences, most)
-        return [Offer(s, len(g.tokens), g.matched, g.tokens) for s, g in zip(sequences, guesses, strict=True)]
-
-    def guess(self, offers: list[Offer], table: RowTable) -> list[np.ndarray]:
-        return [offer.tokens for offer in offers if offer.tokens is not None]
-
-    def left(self, sequence: Sequence) -> None:
-        pass
-
-    def finished(self, sequence: Sequence) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
+    def _continuation(self, sequence: Sequence, most: int) -> Guess:
+        return self.guess_of(sequence, most)
 
 
 class Oracle(Guesser):
     """Guesses that are right up to a token that it chooses by chance."""
 
     def __init__(self, randomness: random.Random, seed: int = 5) -> None:
+        super().__init__()
         self.randomness = randomness
         self.seed = seed
 
@@ -284,6 +275,7 @@ class Remembered(Guesser):
     """Guesses from the answers of an earlier run, each token wrong by chance."""
 
     def __init__(self, answers: dict[tuple[str, int], list[int]], randomness: random.Random) -> None:
+        super().__init__()
         self.answers = answers
         self._randomness = randomness
 

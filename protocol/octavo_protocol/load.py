@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from octavo_protocol.adapters import AdapterReport
 from octavo_protocol.hashing import KEY_BYTES
 
 
@@ -143,6 +144,10 @@ class LoadReport(EngineStats, frozen=True, kw_only=True):
     cold_start: float = 0.0
     cache: CacheDelta | None = None
     """Only in responses to requests with `names.QUERY_CACHE_AFTER`."""
+    adapters: list[AdapterReport] = []
+    """The adapters that this pod offers, as models by their own names."""
+    max_loaded_adapters: int = 0
+    """Adapters on the device at most, those of one step; 0: the pod takes none."""
 
 
 TTFT_BOUNDS: Final = tuple(0.001 * 2 ** (index / 4) for index in range(76))

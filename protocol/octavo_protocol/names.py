@@ -27,6 +27,8 @@ ANNOTATION_DELETION_COST: Final = "controller.kubernetes.io/pod-deletion-cost"
 # Annotations of the child Service, from which gateways learn the settings without reading the LLMDeployment itself.
 # The model names that gateways route to it, comma-separated: first the served name, then aliases.
 ANNOTATION_MODELS: Final = "octavo.dev/models"
+# The model's adapters, comma-separated: gateways route these names to it, too.
+ANNOTATION_ADAPTERS: Final = "octavo.dev/adapters"
 # "true" if gateways may hold requests while no replica is ready (scale to zero, rollout, start).
 ANNOTATION_HOLD: Final = "octavo.dev/hold"
 # "true" while spec.suspend is true: no replica will start, and gateways return that as an error.
@@ -58,6 +60,8 @@ PATH_DRAIN: Final = "/v1/octavo/drain"
 PATH_CACHE_RESET: Final = "/v1/octavo/cache/reset"
 PATH_SLEEP: Final = "/v1/octavo/sleep"
 PATH_WAKE_UP: Final = "/v1/octavo/wake_up"
+PATH_LOAD_ADAPTER: Final = "/v1/load_lora_adapter"
+PATH_UNLOAD_ADAPTER: Final = "/v1/unload_lora_adapter"
 PATH_PROFILE: Final = "/v1/octavo/profile"
 PATH_WAKE: Final = "/v1/octavo/wake"
 # Between gateways.

@@ -1,0 +1,59 @@
+"""Low-rank adapters (LoRA), each a model by its own name: the list that a server reads, and its report on them.
+
+The list is a file that changes while the server runs. In a pod, the container that downloads adapters writes it: each
+adapter once it is there, or why it cannot be.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+MAX_ADAPTERS: Final = 256
+ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
+AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=128)]
+
+AdapterState = Literal["loading", "cached", "loaded", "failed"]
+"""Not usable yet; in host memory, from where a request loads it; on the device; unusable."""
+
+
+class ListedAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """An adapter of the list. `path`: its folder. `failure`: why there is none, in one sentence.
+
+    `source` says where it comes from, with its revision. Reports return it, so that a reader can tell an adapter from
+    the one that had the same name before.
+    """
+
+    name: AdapterName
+    path: str = ""
+    source: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    failure: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+class AdapterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter of a server. `rank`: the largest of its matrices, 0 while unknown. `failure`: why it is unusable."""
+
+    name: str
+    state: AdapterState
+    source: str = ""
+    rank: int = 0
+    failure: str = ""
+
+
+def encode_list(adapters: list[ListedAdapter]) -> bytes:
+    """The file of a list."""
+    return msgspec.json.format(msgspec.json.encode(adapters))
+
+
+def decode_list(data: bytes) -> list[ListedAdapter]:
+    """Decode a file of `encode_list`. Raises `msgspec.ValidationError`, which names the field, for a malformed one."""
+    found = msgspec.json.decode(data, type=list[ListedAdapter])
+    if len(found) > MAX_ADAPTERS:
+        raise msgspec.ValidationError(f"{len(found)} adapters; at most {MAX_ADAPTERS} are possible")
+    for number, adapter in enumerate(found):
+        if any(adapter.name == other.name for other in found[:number]):
+            raise msgspec.ValidationError(f"the name {adapter.name!r} occurs twice - at `$[{number}].name`")
+        if not adapter.path and not adapter.failure:
+            raise msgspec.ValidationError(f"an adapter needs a path or a failure - at `$[{number}].path`")
+    return found

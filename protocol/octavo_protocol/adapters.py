@@ -11,11 +11,12 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 MAX_ADAPTERS: Final = 256
+MAX_ADAPTER_RANK: Final = 256
 ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
 AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=128)]
 
-AdapterState = Literal["loading", "cached", "loaded", "failed"]
-"""Not usable yet; in host memory, from where a request loads it; on the device; unusable."""
+AdapterState = Literal["loading", "stored", "cached", "loaded", "failed"]
+"""Not read yet; known to be usable, and read again for a request; in host memory; on the device; unusable."""
 
 
 class ListedAdapter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

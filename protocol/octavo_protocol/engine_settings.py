@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal, get_args
 
+from octavo_protocol.adapters import MAX_ADAPTER_RANK, MAX_ADAPTERS
 from octavo_protocol.knobs import BYTES, ApiField, Knob
 
 BackendName = Literal["auto", "cpu", "cuda", "reference", "transformers"]
@@ -429,6 +430,49 @@ class EngineSettings:
             ),
         ),
     ] = 0
+    max_loaded_adapters: Annotated[
+        int,
+        Knob(
+            "LoRA adapters on the device at most, which one step may use; 0: the server takes none",
+            metavar="COUNT",
+            low=0,
+            high=MAX_ADAPTERS,
+            api=ApiField(
+                "adapters.maxLoaded",
+                "maxLoaded is the maximum number of adapters on the device, which one step may use. Memory is reserved "
+                f"for them. If 0, servers take no adapters. Must be between 0 and {MAX_ADAPTERS}. Defaults to 8 if "
+                "model.adapters has any, and to 0 otherwise.",
+            ),
+        ),
+    ] = 0
+    max_cached_adapters: Annotated[
+        int,
+        Knob(
+            "adapters in host memory at most, those on the device included; the others are read again for a request",
+            metavar="COUNT",
+            low=0,
+            high=MAX_ADAPTERS,
+            api=ApiField(
+                "adapters.maxCached",
+                "maxCached is the maximum number of adapters in host memory, those on the device included. A request "
+                f"for another one reads it again from its files. Must be between 0 and {MAX_ADAPTERS}. Defaults to 32.",
+            ),
+        ),
+    ] = 32
+    max_adapter_rank: Annotated[
+        int,
+        Knob(
+            "largest rank of an adapter; on a GPU, memory of this rank is reserved for each",
+            metavar="RANK",
+            low=1,
+            high=MAX_ADAPTER_RANK,
+            api=ApiField(
+                "adapters.maxRank",
+                "maxRank is the largest rank of an adapter. On GPUs, each adapter on the device takes the memory of "
+                f"this rank. Must be between 1 and {MAX_ADAPTER_RANK}. Defaults to 64.",
+            ),
+        ),
+    ] = 64
     prefill_slowdown: Annotated[
         float | None,
         Knob(

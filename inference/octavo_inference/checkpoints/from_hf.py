@@ -47,7 +47,7 @@ def config_from_hf(folder: Path, checkpoint: Checkpoint, digest: str) -> ModelCo
     """The model's configuration. Raises `ModelError`; `UnsupportedModelError` for unsupported features."""
     path = folder / "config.json"
     data = optional_json(path)
-    family = _family(path, data)
+    family = family_of(path, data)
     if isinstance(data.get("text_config"), dict):
         defaults = _TEXT_DEFAULTS if family.name == "gemma3" else {}
         data = defaults | data | data["text_config"]
@@ -111,7 +111,7 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     files hold: weights then have their formats and sizes, and cannot be read.
     """
     path = folder / "config.json"
-    family = _family(path, optional_json(path))
+    family = family_of(path, optional_json(path))
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     fused = {"qkv_proj": (queries, keys, keys), "gate_up_proj": (config.intermediate, config.intermediate)}
     quantized = quantized_reader(folder, checkpoint, contents=contents, fused=fused)
@@ -119,7 +119,7 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     prefix, names, hidden = language_prefix(checkpoint, family), family.model, config.hidden
     factors = {} if family.factors is None else family.factors(HfSettings(path, optional_json(path)))
     layers = tuple(
-        _Layer(tensors, config, family, number, f"{prefix}{names.layers}{number}.", factors).read()
+        LayerReader(tensors, config, family, number, f"{prefix}{names.layers}{number}.", factors).read()
         for number in range(config.layers)
     )
     embedding = tensors.table(f"{prefix}{names.embedding}.weight", config.vocab, hidden)
@@ -150,7 +150,7 @@ def weights_from_hf(folder: Path, checkpoint: Checkpoint, config: ModelConfig, *
     )
 
 
-class _Layer:
+class LayerReader:
     """Reads one layer, whose tensors begin with `prefix`."""
 
     def __init__(
@@ -339,7 +339,8 @@ def _row(table: Tensor, row: int) -> Tensor:
     return Tensor("f32", table.shape[1:], dequantize(table.rows(row, row + 1)).reshape(-1))
 
 
-def _family(path: Path, data: dict[str, Any]) -> HfFamily:
+def family_of(path: Path, data: dict[str, Any]) -> HfFamily:
+    """The family that config.json names. Raises `UnsupportedModelError` for another one."""
     names = data.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str) or name not in FAMILIES:

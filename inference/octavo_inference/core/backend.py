@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo_inference.common.errors import ModelError
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
+from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.layer_groups import PoolLayout
 
 HostBlocks = NDArray[np.generic]
+PreparedAdapter = Any
+"""An adapter in a backend's own form."""
 
 
 class StepHandle(Protocol):
@@ -97,6 +101,23 @@ class Backend(Protocol):
     None for any number: the backend scores them in pieces.
     """
 
+    adapter_slots: int
+    """Adapters that a step may use; 0 if the backend takes none."""
+
+    def prepare_adapter(self, adapter: Adapter) -> PreparedAdapter:
+        """Bring an adapter into the form that `load_adapter` takes, in any thread, while steps run.
+
+        Raises `ModelError` for changes of matrices that the backend cannot change.
+        """
+        ...
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter | None) -> None:
+        """Put an adapter into a slot, or empty it: for the next launch. Those before it still compute with the old one.
+
+        Rows whose result is dropped may have used either.
+        """
+        ...
+
     def launch(self, step: RowStep) -> StepHandle:
         """Run the model over a step, store K and V, update states, sample, and score prompt tokens.
 
@@ -154,6 +175,20 @@ class Backend(Protocol):
     def states_from_host(self, saved: HostBlocks, slots: Sequence[int]) -> None:
         """Copy rows of an array from `states_to_host` into the same number of slots."""
         ...
+
+
+class WithoutAdapters:
+    """The part of `Backend` about adapters, of a backend that takes none."""
+
+    adapter_slots = 0
+
+    def prepare_adapter(self, adapter: Adapter) -> PreparedAdapter:  # noqa: ARG002 -- see below
+        """Raises `ModelError`."""
+        raise ModelError("the backend of this model takes no adapters")
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter | None) -> None:  # noqa: ARG002 -- see below
+        """Raises `RuntimeError`."""
+        raise RuntimeError(f"an adapter for slot {slot} of a backend that takes none")
 
 
 class WithoutStates:

@@ -31,6 +31,7 @@ import numpy as np
 from octavo_common.failpoints import Failpoints
 from octavo_inference.common.errors import DeviceLostError, RequestError
 from octavo_inference.config.cache_policy import POLICIES
+from octavo_inference.core.adapters import AdapterPool, Denied, Granted, ReadAdapter
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.block_pool import BlockPool, PoolError, Retention
 from octavo_inference.core.block_tables import published
@@ -93,6 +94,7 @@ class Engine:
         load_vocabulary: Callable[[], Compile] | None = None,
         head: PooledHead | None = None,
         speculator: Speculator | None = None,
+        read_adapter: ReadAdapter | None = None,
     ) -> None:
         self.backend = backend
         self.config = config
@@ -106,7 +108,7 @@ class Engine:
         self._entropy = entropy
         self._failpoints = failpoints or Failpoints("")
         self._eos = frozenset(config.eos_token_ids)
-        self._roots: dict[str, bytes] = {}
+        self._roots: dict[tuple[str, str], bytes] = {}
         self._checked = -_CHECK_SECONDS
         self._arrivals = 0
         self._failures = 0
@@ -155,7 +157,8 @@ class Engine:
             max_samples=limits.max_samples or limits.max_running,
             failpoints=self._failpoints,
         )
-        self._live = RequestTable(self.scheduler, clock)
+        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters)
+        self._live = RequestTable(self.scheduler, clock, self.adapters.finished)
         self.guided = GuidedSteps(
             load_vocabulary,
             self.scheduler,
@@ -182,8 +185,9 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True if a step has work to do, or will have once a grammar is compiled."""
-        return bool(self._pending) or self.scheduler.has_work or bool(self.guided.compiling)
+        """True if a step has work to do, or will have once a grammar is compiled or an adapter read."""
+        waits = bool(self.guided.compiling) or bool(self.adapters.waiting) or self.adapters.is_ready
+        return bool(self._pending) or self.scheduler.has_work or waits
 
     @property
     def grammar_compiler(self) -> GrammarCompiler | None:
@@ -198,14 +202,19 @@ class Engine:
     def delay(self) -> float:
         """Seconds until a step has something to compute if no message arrives first; usually 0.
 
-        Infinite if a grammar has to be compiled first (`GrammarCompiler.on_ready`).
+        Infinite if a grammar has to be compiled or an adapter read first (`on_ready` of both).
         """
-        if self._pending or self.guided.has_compiled:
+        if self._pending or self.guided.has_compiled or self.adapters.is_ready:
             return 0.0
         return self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
 
     def wait(self) -> None:
-        """Wait until a grammar is compiled, if a step has nothing to do before. For programs without other work."""
+        """Wait until a grammar is compiled or an adapter read, if a step has nothing to do before.
+
+        For programs without other work.
+        """
+        if math.isinf(self.delay()):
+            self.adapters.wait()
         if self.grammar_compiler is not None and math.isinf(self.delay()):
             self.grammar_compiler.wait()
 
@@ -245,12 +254,17 @@ class Engine:
                     rules=rules,
                 )
             )
+        granted = self.adapters.begin(request.id, request.adapter) if request.adapter else None
+        if isinstance(granted, Denied):
+            raise RequestError(f"the adapter cannot be used: {granted.failure}", "model")
         self._live.add(sequences, now)
         self.counters.requests += 1
         self.counters.pooled_requests += request.pooling is not None
         self.counters.prompt_tokens += len(prompt)
-        if self.guided.begin(sequences):
-            self._queue(sequences)
+        if granted is not None:
+            self._use_adapter(sequences, granted)
+        if granted is not None or not request.adapter:
+            self._guide_and_queue(sequences)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Free a request, or one of its sequences, at once. Unknown ids are ignored: they have just finished."""
@@ -264,6 +278,7 @@ class Engine:
         self.heartbeat += 1
         begin = self._clock()
         outputs = self._live.expire(begin)
+        self._take_adapters(outputs)
         self._take_compiled(outputs)
         guesses = self._speculator is not None and self._speculator.tries
         if guesses:
@@ -300,7 +315,7 @@ class Engine:
             blocks_pinned=pinned,
             blocks_cached=min(self._pool.cached // tables, total - pinned),
             running=len(scheduler.running),
-            waiting=len(scheduler.queue) + scheduler.pending_forks + self._uncompiled(),
+            waiting=len(scheduler.queue) + scheduler.pending_forks + self._unready(),
             waiting_tokens=scheduler.queue.tokens,
             uncached_prompt_tokens=scheduler.uncached(),
             oldest_wait=0.0 if oldest is None else max(0.0, self._clock() - oldest),
@@ -359,16 +374,39 @@ class Engine:
         """Reset the prefix cache: later requests match nothing computed so far."""
         self.scheduler.reset_cache()
 
-    def _root(self, salt: str) -> bytes:
-        if salt not in self._roots:
+    def _root(self, salt: str, adapter: str = "") -> bytes:
+        key = salt, adapter
+        if key not in self._roots:
             if len(self._roots) >= 1024:
                 self._roots.clear()
-            self._roots[salt] = root_hash(self.config.digest, salt=salt)
-        return self._roots[salt]
+            self._roots[key] = root_hash(self.config.digest, adapter, salt)
+        return self._roots[key]
 
-    def _uncompiled(self) -> int:
-        """Sequences that wait for their grammar."""
-        return sum(len(self._live.sequences(request_id)) for request_id in self.guided.compiling)
+    def _unready(self) -> int:
+        """Sequences that wait for their grammar or their adapter."""
+        waiting = [*self.guided.compiling, *self.adapters.waiting]
+        return sum(len(self._live.sequences(request_id)) for request_id in waiting)
+
+    def _use_adapter(self, sequences: list[Sequence], granted: Granted) -> None:
+        for sequence in sequences:
+            sequence.adapter = granted.slot
+            sequence.root = self._root(sequence.request.salt, granted.digest)
+
+    def _take_adapters(self, outputs: list[Output]) -> None:
+        """Queue the requests whose adapters are loaded, and end those whose adapters cannot be used."""
+        for granted in self.adapters.advance():
+            sequences = self._live.sequences(granted.request_id)
+            if isinstance(granted, Denied):
+                message = f"the adapter cannot be used: {granted.failure}"
+                outputs += self._live.end(granted.request_id, "error", message, REFUSED)
+            else:
+                self._use_adapter(sequences, granted)
+                self._guide_and_queue(sequences)
+
+    def _guide_and_queue(self, sequences: list[Sequence]) -> None:
+        """Queue the sequences of a request, unless its grammar has to be compiled first."""
+        if self.guided.begin(sequences):
+            self._queue(sequences)
 
     def _queue(self, sequences: list[Sequence]) -> None:
         self.scheduler.add(sequences[0], self._clock())
@@ -438,7 +476,7 @@ class Engine:
 
     def _plan_run(self, plan: SchedulerOutput, now: float) -> DecodeRun | None:
         """The run of steps that begins with a plan; None without."""
-        if not self._runs or self.guided.compiling:
+        if not self._runs or self.guided.compiling or self.adapters.waiting:
             return None
         if self._prefill_budget is not None and self._prefill_budget.pauses_prompts:
             return None  # prompts wait for one step, not for a run

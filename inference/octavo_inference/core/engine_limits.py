@@ -16,7 +16,8 @@ class EngineLimits:
     `static_wait`: None for continuous batching, else the seconds that a static batch waits to fill. `host_blocks`: how
     many blocks of preempted sequences the host may keep; 0 means recompute. The state of a sequence, of a model with
     state layers, counts as `host_state_blocks` of them. `cache_policy` is the default for requests without one.
-    A step samples at most `max_samples` tokens, guessed ones included; 0 for one of each sequence.
+    A step samples at most `max_samples` tokens, guessed ones included; 0 for one of each sequence. The host keeps
+    `max_cached_adapters`, or as many as the backend has slots for.
     """
 
     max_model_len: int
@@ -32,3 +33,4 @@ class EngineLimits:
     cache_policy: PolicyName = "chat"
     overlap: bool = True
     max_samples: int = 0
+    max_cached_adapters: int = 0

@@ -109,6 +109,7 @@ class Batch:
     `states[B]` is the slot of each sequence's state: its row. Where the first query token is at position 0, the state
     starts from zeros and the slot is only written.
     `token_types[T]` is 1 for tokens of the second text of a pair; it is empty if there are none.
+    `adapter[T]` is the slot of each token's adapter, -1 for none; it is empty if no token has one.
     Several sample rows may name one query token (siblings of a request). `scores` are the prompt tokens to score,
     `pooling` the hidden states to add to `sums`, the row table's. The arrays are valid until the next step.
     """
@@ -125,6 +126,7 @@ class Batch:
     scores: list[ScoreRows] = field(default_factory=list)
     states: Int32 = field(default_factory=lambda: _NO_IDS)
     token_types: Int32 = field(default_factory=lambda: _NO_IDS)
+    adapter: Int32 = field(default_factory=lambda: _NO_IDS)
 
 
 def gather(step: RowStep) -> Batch:
@@ -149,6 +151,7 @@ def gather(step: RowStep) -> Batch:
         scores=[_score_rows(scores, table) for scores in step.scores],
         states=step.row,
         token_types=_token_types(step, positions),
+        adapter=np.repeat(step.adapter, starts[1:] - starts[:-1]) if len(step.adapter) else _NO_IDS,
     )
 
 

@@ -173,6 +173,7 @@ class InputBatch:
             guided,
             run,
             _second_text(plan, seq_len),
+            _adapters(plan),
         )
 
 
@@ -186,6 +187,14 @@ def _sequences(plan: SchedulerOutput) -> tuple[Int32, Int32, Int32]:
     if longer:
         query_start[decodes + 1 :] = decodes + np.cumsum([n for _, n in longer])
     return rows, query_start, seq_len
+
+
+def _adapters(plan: SchedulerOutput) -> Int32:
+    """The slot of each sequence's adapter, -1 for none; empty if no sequence has one."""
+    slots = [s.adapter for s in plan.decodes]
+    slots += [s.adapter for s, _ in plan.chunks]
+    slots += [draft.sequence.adapter for draft in plan.drafts]
+    return np.array(slots, np.int32) if any(slot >= 0 for slot in slots) else _NO_IDS
 
 
 def _second_text(plan: SchedulerOutput, seq_len: Int32) -> Int32:

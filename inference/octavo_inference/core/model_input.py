@@ -191,9 +191,10 @@ class RowStep:
 
     `scores`: prompt tokens whose log-probabilities are requested. `guided`: the masks of some rows are not in the table
     yet, so nothing is sampled before `StepHandle.choose`. `run`: this is the first of several steps. `second_text[B]`:
-    where the second text of a pair begins, the sequence's length for others; empty if there are no pairs. The size of
-    all fields but `table` depends on the changes and the number of sequences, never on their lengths. The arrays are
-    valid until the next step.
+    where the second text of a pair begins, the sequence's length for others; empty if there are no pairs. `adapter[B]`:
+    slot of each sequence's adapter, -1 for none; empty if no sequence has one. The size of all fields but `table`
+    depends on the changes and the number of sequences, never on their lengths. The arrays are valid until the next
+    step.
     """
 
     changes: list[RowChange]
@@ -207,6 +208,7 @@ class RowStep:
     guided: bool = False
     run: DecodeRun | None = None
     second_text: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
+    adapter: Int32 = field(default_factory=lambda: np.empty(0, np.int32))
 
 
 class ScoredTokens(NamedTuple):

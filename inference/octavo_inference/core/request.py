@@ -125,7 +125,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
     With `pooling`, nothing is generated: the only output has an embedding, pooled from the final hidden states of the
     prompt, and `sampling` has no effect. `second_text` is the index of the first token of the second text, if the
-    prompt is a pair of texts; 0 for others.
+    prompt is a pair of texts; 0 for others. `adapter` is the key of the adapter to use, "" for the model itself.
     """
 
     id: str
@@ -140,6 +140,20 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     pooling: PoolingName | None = None
     second_text: int = 0
     guidance: Guidance | None = None
+    adapter: str = ""
+
+
+class OfferAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="offer_adapter"):
+    """Read the adapter in the folder `path`: requests name it by `key`, which no other adapter ever has."""
+
+    key: str
+    path: str
+
+
+class WithdrawAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw_adapter"):
+    """Take no more requests for an adapter, and forget it after the last of them."""
+
+    key: str
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

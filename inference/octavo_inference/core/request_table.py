@@ -11,9 +11,15 @@ from octavo_inference.core.sequence import Sequence
 
 
 class RequestTable:
-    """Maps request ids to sequences and ends sequences in any state. `clock` returns seconds."""
+    """Maps request ids to sequences and ends sequences in any state. `clock` returns seconds.
 
-    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+    `on_finished` is called with each request's id after its last sequence has ended.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, clock: Callable[[], float], on_finished: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._on_finished = on_finished
         self.deadlines = Deadlines()
         self._scheduler = scheduler
         self._clock = clock
@@ -41,6 +47,7 @@ class RequestTable:
         if not siblings:
             del self._sequences[sequence.request.id]
             self.deadlines.remove(sequence.request.id)
+            self._on_finished(sequence.request.id)
 
     def abort(self, request_id: str, index: int | None = None) -> None:
         """Finish the rest of a request, or one of its sequences, without an output."""

@@ -36,6 +36,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
         "arrival",
         "arrived",
         "banned",
@@ -113,6 +114,8 @@ class Sequence:
         self.arrived = arrived
         self.policy = policy
         self.pooling = request.pooling
+        # The slot of its adapter, -1 for none.
+        self.adapter = -1
         # Its aged priority at its last start. While it runs, it keeps the boost it gained by waiting.
         self.level = request.priority
         self.enqueued = 0.0

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.common.errors import SettingsError
-from octavo_inference.core.backend import Backend, HostBlocks, StepHandle, WithoutStates
+from octavo_inference.core.backend import Backend, HostBlocks, StepHandle, WithoutAdapters, WithoutStates
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.messages import Choose, ClearBlocks, CopyBlocks, Idle, Launch
@@ -30,7 +30,7 @@ class _PendingStep:
             return self.own.collect()
 
 
-class TensorParallel(WithoutStates):
+class TensorParallel(WithoutStates, WithoutAdapters):
     """`Backend` over `own`, the backend of rank 0, and the other ranks, which hold the rest of each layer.
 
     Rank 0 sends each call to the others before it runs the call itself. All decisions of a rank follow from the calls,

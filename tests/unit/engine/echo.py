@@ -17,6 +17,7 @@ from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.request import Output, Request, SamplingParams
 from octavo_inference.core.sampling import mix, sequence_seed
 from octavo_inference.core.speculation.speculator import Speculator
+from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import PoolLayout, one_group
 from octavo_inference.models.weights import LayerWeights, Tensor, Weights
@@ -86,6 +87,7 @@ class EchoBackend:
 
     So a wrong slot, a wrong block, a block shared with someone who overwrote it, one given away too early or a copy
     forgotten changes the answer.
+    With adapters, a token's KV also has that of its adapter, by which answers differ.
     With `state_slots` it has a state per sequence too: the number of tokens so far, and a sum that identifies them. A
     step checks that the state it continues from is that of the tokens before it.
     """
@@ -97,7 +99,16 @@ class EchoBackend:
     decode_runs = False
     max_prompt_scores: int | None = None
 
-    def __init__(self, num_blocks: int, block_size: int = 4, state_slots: int = 0, layout: PoolLayout = PLAIN) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int = 4,
+        state_slots: int = 0,
+        layout: PoolLayout = PLAIN,
+        adapter_slots: int = 0,
+    ) -> None:
+        self.adapter_slots = adapter_slots
+        self.adapters: list[int | None] = [None] * adapter_slots
         self.num_blocks = num_blocks
         self.state_slots = state_slots
         self.states = np.full((state_slots, 2), 999, np.uint64)
@@ -113,6 +124,12 @@ class EchoBackend:
             return ComputedStep(lambda: self.step(gather(step)))
         return CompletedStep(self.step(gather(step)))
 
+    def prepare_adapter(self, adapter: Adapter) -> int:
+        return int(adapter.digest)
+
+    def load_adapter(self, slot: int, adapter: int | None) -> None:
+        self.adapters[slot] = adapter
+
     def part_seconds(self) -> dict[str, float]:
         return {}
 
@@ -124,7 +141,7 @@ class EchoBackend:
 
     def step(self, batch: Batch) -> StepResult:
         self.batches.append(batch)
-        self.kv.reshape(-1)[batch.slots] = batch.tokens
+        self.kv.reshape(-1)[batch.slots] = batch.tokens + self._changes(batch)
         if self.state_slots:
             self._update_states(batch)
         chosen = []
@@ -141,6 +158,12 @@ class EchoBackend:
             np.array(chosen, np.int32), np.zeros(count, np.float32), np.ones(count, np.int32), [None] * count
         )
         return with_pooled(result, batch)
+
+    def _changes(self, batch: Batch) -> np.ndarray:
+        """What each token's adapter adds to its KV."""
+        held = [0 if slot < 0 else self.adapters[slot] for slot in batch.adapter.tolist()]
+        assert None not in held, "uses an empty slot"
+        return np.array(held or [0], np.int64) * VOCAB
 
     def _states(self, batch: Batch) -> np.ndarray:
         """The state of a token: two numbers from a hash of all that it can read."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
@@ -15,11 +16,18 @@ from numpy.typing import NDArray
 
 from octavo_inference.backends.cpu.footprint import latent_widths, partial_floats, widest_rows
 from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.adapter_packing import (
+    AdapterPacker,
+    PackedAdapter,
+    Shapes,
+    most_ranks,
+    shapes_of,
+)
 from octavo_inference.backends.cpu.native.cores import usable_cores
 from octavo_inference.backends.cpu.native.decoder_packing import pack
 from octavo_inference.backends.cpu.native.experts import check_experts, expert_widths, routing
 from octavo_inference.backends.cpu.native.library import Kernels, load
-from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, weight_format
+from octavo_inference.backends.cpu.native.packed_formats import ELEMENT_BYTES, WIDEST_PANEL, WeightFormat, weight_format
 from octavo_inference.backends.cpu.native.packing import Packed, address
 from octavo_inference.backends.cpu.native.sampling import NativeSampling, native_sampling, native_scoring
 from octavo_inference.backends.cpu.native.state_packing import check_state, state_sizes
@@ -28,9 +36,10 @@ from octavo_inference.common.memory_advice import allocate
 from octavo_inference.config.engine import Dtype, Quantization
 from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle
 from octavo_inference.core.gather import Batch, ScoreRows, gather
-from octavo_inference.core.model_input import DecodeRun, Float32, RowStep, ScoredTokens, StepResult
+from octavo_inference.core.model_input import DecodeRun, Float32, Int32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import with_pooled
 from octavo_inference.core.sampling import joined
+from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
 from octavo_inference.models.layer_groups import PoolLayout, pool_layout
@@ -76,7 +85,7 @@ class CpuBackend:
     file.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 -- a line for each buffer
         self,
         kernels: Kernels,
         config: ModelConfig,
@@ -92,6 +101,9 @@ class CpuBackend:
         format_: Literal["f32", "bf16"],
         state_slots: int = 0,
         max_samples: int = 0,
+        adapter_slots: int = 0,
+        max_adapter_rank: int = 0,
+        shapes: Shapes = (),
     ) -> None:
         self.name = f"cpu ({kernels.variant}, {threads} thread{'s' if threads > 1 else ''})"
         self.block_size, self.num_blocks, self.vocab_size = block_size, num_blocks, config.vocab
@@ -173,6 +185,13 @@ class CpuBackend:
             "absorbed": _zeros((tokens, widths.absorbed), act),
             "queries": _zeros((tokens, layers[0].query_up.rows), np.dtype(np.float32)),
         }
+        self.adapter_slots = adapter_slots
+        ranks = most_ranks(max_adapter_rank, kernels.info.panel)
+        buffers["low_rank"] = _zeros((max(tokens, samples) if adapter_slots else 0, ranks), np.dtype(np.float32))
+        self._adapters = (abi.AdapterArgs * adapter_slots)()
+        self._loaded: list[PackedAdapter | None] = [None] * adapter_slots
+        format_of_adapters: WeightFormat = "f32" if format_ == "f32" else "bf16"
+        self._packer = AdapterPacker(kernels, config, shapes, layers, packed.lm_head.rows, format_of_adapters, ranks)
         self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
@@ -218,6 +237,8 @@ class CpuBackend:
             attention_gate=config.attention_gate,
             routing=routing(config.experts),
             latent=_latent_args(config, latent_buffers),
+            adapters=ctypes.addressof(self._adapters) if adapter_slots else None,
+            low_rank_stride=ranks,
         )
         self.weight_bytes, self.embedding_bytes = packed.size, packed.embedding_bytes
         self.kv_bytes = memory.nbytes + self._states.nbytes
@@ -251,6 +272,8 @@ class CpuBackend:
         kernels: Kernels | None = None,
         state_slots: int = 0,
         max_samples: int = 0,
+        adapter_slots: int = 0,
+        max_adapter_rank: int = 0,
     ) -> CpuBackend:
         """Pack the weights and allocate the pool; KV pages become resident at first use.
 
@@ -280,7 +303,19 @@ class CpuBackend:
             format_=format_,
             state_slots=state_slots,
             max_samples=max_samples,
+            adapter_slots=adapter_slots,
+            max_adapter_rank=max_adapter_rank,
+            shapes=shapes_of(weights),
         )
+
+    def prepare_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """Pack an adapter, in any thread. Raises `ModelError` for changes that the kernels cannot make."""
+        return self._packer.pack(adapter)
+
+    def load_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
+        """Put an adapter into a slot, or empty it."""
+        self._loaded[slot] = adapter
+        self._adapters[slot] = abi.AdapterArgs() if adapter is None else adapter.args
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""
@@ -289,7 +324,7 @@ class CpuBackend:
             return CompletedStep(self._decode(batch, step.run))
         if not step.guided:
             return CompletedStep(self.step(batch))
-        sampling = native_sampling(batch.sample, self.vocab_size)
+        sampling = native_sampling(batch.sample, self.vocab_size, adapter=batch.adapter)
         # The head waits for the masks, because a greedy row then stores no logits. A thread fills them meanwhile.
         self._run(batch, abi.SamplingArgs(count=0), choose=False)
         return ComputedStep(partial(self._choose, batch, sampling))
@@ -309,13 +344,13 @@ class CpuBackend:
 
     def step(self, batch: Batch) -> StepResult:
         """Run the model over the batch, store K and V, sample; the result is valid until the next call."""
-        sampling = native_sampling(batch.sample, self.vocab_size)
+        sampling = native_sampling(batch.sample, self.vocab_size, adapter=batch.adapter)
         self._run(batch, sampling.structure, choose=True)
         return self._result(batch, sampling)
 
     def _decode(self, batch: Batch, run: DecodeRun) -> StepResult:
         """Run several decode steps."""
-        sampling = native_sampling(batch.sample, self.vocab_size, run.steps)
+        sampling = native_sampling(batch.sample, self.vocab_size, run.steps, adapter=batch.adapter)
         native = abi.DecodeRunArgs(
             seconds=run.seconds,
             end_ids=address(run.end_ids),
@@ -343,12 +378,14 @@ class CpuBackend:
 
     def _result(self, batch: Batch, sampling: NativeSampling) -> StepResult:
         result = with_pooled(sampling.result(), batch)
-        return replace(result, scores=[self._score(rows) for rows in batch.scores]) if batch.scores else result
+        scores = [self._score(rows, batch.adapter) for rows in batch.scores]
+        return replace(result, scores=scores) if scores else result
 
     def logits(self, batch: Batch) -> Float32:
         """Run the step without sampling: logits [R, vocab] of the sample rows."""
         count = len(batch.sample.row)
-        self._run(batch, abi.SamplingArgs(row=address(batch.sample.row), count=count), choose=False)
+        sampling = native_sampling(batch.sample, self.vocab_size, adapter=batch.adapter)
+        self._run(batch, sampling.structure, choose=False)
         return self._logits[:count, : self.vocab_size].copy()
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -388,12 +425,12 @@ class CpuBackend:
         """Copy rows returned by `states_to_host` into as many slots."""
         self._states[:, list(slots)] = saved.swapaxes(0, 1)
 
-    def _score(self, rows: ScoreRows) -> ScoredTokens:
+    def _score(self, rows: ScoreRows, adapter: Int32) -> ScoredTokens:
         """Score tokens after query tokens of the last step, in pieces of as many rows as there are logits."""
         parts, most = [], len(self._logits)
         for at in range(0, len(rows.row), most):
             piece = ScoreRows(rows.row[at : at + most], rows.tokens[at : at + most], rows.logprobs)
-            scoring = native_scoring(piece, self.vocab_size)
+            scoring = native_scoring(piece, self.vocab_size, adapter)
             self._kernels.library.octavo_score(
                 self._team, byref(self._model), byref(scoring.structure), byref(self.profile)
             )
@@ -438,6 +475,7 @@ def _batch_args(batch: Batch) -> abi.BatchArgs:
         block_table=address(batch.block_table),
         states=address(batch.states),
         token_types=address(batch.token_types) if len(batch.token_types) else None,
+        adapter=address(batch.adapter) if len(batch.adapter) else None,
         num_tokens=len(batch.tokens),
         num_seqs=len(batch.seq_len),
         table_width=batch.block_table.shape[2],

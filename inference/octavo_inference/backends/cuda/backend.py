@@ -43,6 +43,7 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.config.engine import KvDtype
+from octavo_inference.core.backend import WithoutAdapters
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
 from octavo_inference.models.config import ModelConfig
@@ -137,7 +138,7 @@ class GuidedCudaStep:
         return self.sampled.collect()
 
 
-class CudaBackend:
+class CudaBackend(WithoutAdapters):
     """`Backend` on one GPU. All its memory is allocated at creation.
 
     `graphs` holds the CUDA graphs of steps; None where every step is launched kernel by kernel.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor as Torch
 from torch.nn.functional import linear
 
+from octavo_inference.backends.reference.adapters import NO_CHANGES, Changes
 from octavo_inference.backends.reference.functions import Norm, norm_of, rotate, softcap
 from octavo_inference.backends.reference.tiles import TILE, float32, index, optional, stacked, tiled
 from octavo_inference.core.gather import Batch
@@ -32,6 +33,7 @@ class Attention:
         part = config.part(number)
         self._config, self._block_size, self._rope = config, block_size, rope
         self._heads, self._kv_heads = int(part.heads or 0), int(part.kv_heads or 0)
+        self._counts = [self._heads, self._kv_heads, self._kv_heads]
         self._window, self._chunk = config.window(number), config.chunk(number)
         self._qkv = torch.cat([float32(required(each)) for each in (weights.q, weights.k, weights.v)])
         self._qkv_bias = stacked(weights.q_bias, weights.k_bias, weights.v_bias)
@@ -46,10 +48,13 @@ class Attention:
         shape = (slots, self._kv_heads, config.head_dim)
         self.pools = [torch.zeros(shape), torch.zeros(shape)]
 
-    def __call__(self, x: Torch, places: Torch, batch: Batch) -> Torch:
+    def __call__(self, x: Torch, places: Torch, batch: Batch, changes: Changes = NO_CHANGES) -> Torch:
         """Store K and V of the query tokens, whose normed states are rows `places` of x; the output, in tiles."""
         config = self._config
-        q, k, v = torch.split(tiled(self._project, x)[places], [self._heads, self._kv_heads, self._kv_heads], dim=1)
+        rows = tiled(lambda t: linear(t, self._qkv, self._qkv_bias), x)
+        parts = torch.split(rows, [count * config.head_dim for count in self._counts], dim=1)
+        changed = [changes.add(field, x, part) for field, part in zip("qkv", parts, strict=True)]
+        q, k, v = torch.split(tiled(self._prepare, torch.cat(changed, dim=1))[places], self._counts, dim=1)
         positions, slots = index(batch.positions), index(batch.slots[self.group])
         if self._rope is not None:
             q, k = rotate(q, self._rope[positions]), rotate(k, self._rope[positions])
@@ -70,8 +75,9 @@ class Attention:
                 mixed[places[token]] = self._attend(q[token], keys[seen], values[seen], distance)
         gate = self._gate
         if gate is not None:
-            mixed = mixed * tiled(lambda t: torch.sigmoid(linear(t, gate)), x)
-        return tiled(lambda t: linear(t, self._o, self._o_bias), mixed)
+            logits = changes.add("attention_gate", x, tiled(lambda t: linear(t, gate), x))
+            mixed = mixed * tiled(torch.sigmoid, logits)
+        return changes.add("o", mixed, tiled(lambda t: linear(t, self._o, self._o_bias), mixed))
 
     def _visible(self, position: int, length: int) -> tuple[int, int]:
         """The positions that a token attends to."""
@@ -81,11 +87,11 @@ class Attention:
         first = 0 if self._window is None else max(0, position + 1 - self._window)
         return first if self._chunk is None else max(first, position // self._chunk * self._chunk), position + 1
 
-    def _project(self, tile: Torch) -> Torch:
+    def _prepare(self, rows: Torch) -> Torch:
+        """Queries, keys and values of a tile, by head and normed."""
         config = self._config
-        rows = linear(tile, self._qkv, self._qkv_bias)
         by_head = rows.view(TILE, -1, config.head_dim)
-        q, k, v = torch.split(by_head, [self._heads, self._kv_heads, self._kv_heads], dim=1)
+        q, k, v = torch.split(by_head, self._counts, dim=1)
         if not config.qk_norm_rotated:
             q, k = self._normed(self._q_norm, q), self._normed(self._k_norm, k)
         result = torch.cat([q, k, v], dim=1)

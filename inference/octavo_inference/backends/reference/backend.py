@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 from torch.nn.functional import linear
 
+from octavo_inference.backends.reference.adapters import Changes, PreparedAdapter, prepare, step_changes
 from octavo_inference.backends.reference.functions import norm_of, softcap
 from octavo_inference.backends.reference.layer import Layer
 from octavo_inference.backends.reference.pool_rows import copy_rows, read_rows, write_rows
@@ -25,12 +26,23 @@ from octavo_inference.core.gather import Batch, ScoreRows, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, ScoredTokens, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
 from octavo_inference.core.sampling import joined, sample, score
+from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, require_supported
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import Weights
 
 DEFAULT_BLOCK_SIZE = 16
 KV_ELEMENT_BYTES = 4
+FIELDS = (
+    *PLAIN_FIELDS,
+    "experts.gate",
+    "experts.up",
+    "experts.down",
+    "experts.shared_gate",
+    "experts.shared_up",
+    "experts.shared_down",
+)
+"""How the names of the matrices begin that adapters may change."""
 _SCORED_ROWS = 8 * TILE  # rows of logits that exist at a time while a prompt is scored
 
 
@@ -49,6 +61,7 @@ class ReferenceBackend:
         block_size: int,
         max_model_len: int,
         state_slots: int = 0,
+        adapter_slots: int = 0,
     ) -> None:
         self.name = "reference"
         self.steps_ahead = 0
@@ -57,6 +70,8 @@ class ReferenceBackend:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.state_slots = state_slots
+        self.adapter_slots = adapter_slots
+        self._adapters: list[PreparedAdapter | None] = [None] * adapter_slots
         self.vocab_size = config.vocab
         self.hidden_size = config.hidden
         self._config = config
@@ -142,10 +157,22 @@ class ReferenceBackend:
         if self._token_type is not None and self._second_token_type is not None and len(batch.token_types):
             embedded += index(batch.token_types)[:, None] * (self._second_token_type - self._token_type)
         x[places] = embedded
+        changes = step_changes(self._adapters, batch.adapter, places, len(x))
+        if changes.rows:
+            x[places] += self._embedding_changes(changes.outer.of(places), batch.tokens)
         x = tiled(self._embedding_norm, x)
-        for layer in self._layers:
-            x = layer(x, places, batch)
+        for number, layer in enumerate(self._layers):
+            x = layer(x, places, batch, changes.layer(number))
         return x, places
+
+    def _embedding_changes(self, changes: Changes, tokens: Int32) -> Torch:
+        """What adapters add to the embeddings of tokens."""
+        added = torch.zeros(len(tokens), self._config.hidden)
+        for row, (parts, token) in enumerate(zip(changes.rows, tokens.tolist(), strict=True)):
+            if parts is not None and "embedding" in parts:
+                down, up, _ = parts["embedding"]
+                added[row] = linear(down[:, token][None].clone(), up)[0] * self._config.embedding_scale
+        return added
 
     def _score(self, x: Torch, places: Torch, batch: Batch, rows: ScoreRows) -> ScoredTokens:
         pieces = range(0, len(rows.row), _SCORED_ROWS)
@@ -163,7 +190,14 @@ class ReferenceBackend:
     @torch.inference_mode()
     def _read_out(self, x: Torch, places: Torch, batch: Batch, rows: Int32) -> Float32:
         """The logits of some query tokens."""
-        logits = self._final(x, places, batch, rows, lambda t: linear(t, self._head, self._head_bias))
+        states = self._final(x, places, batch, rows, lambda t: t)
+        tiles, chosen = place_tokens(batch.positions[rows])
+        last = torch.zeros(tiles * TILE, self._config.hidden)
+        last[chosen] = states
+        adapter = batch.adapter[rows] if len(batch.adapter) else batch.adapter
+        changes = step_changes(self._adapters, adapter, chosen, len(last)).outer
+        product = tiled(lambda t: linear(t, self._head, self._head_bias), last)
+        logits = changes.add("lm_head", last, product)[chosen]
         return softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
 
     @torch.inference_mode()
@@ -173,6 +207,15 @@ class ReferenceBackend:
         last = torch.zeros(tiles * TILE, self._config.hidden)
         last[chosen] = x[places[index(rows)]]
         return tiled(lambda t: then(self._final_norm(t)), last)[chosen]
+
+    def prepare_adapter(self, adapter: Adapter) -> PreparedAdapter:
+        """Bring an adapter into the form that `load_adapter` takes. Raises `ModelError` for changes it cannot apply."""
+        require_supported(adapter, FIELDS)
+        return prepare(adapter)
+
+    def load_adapter(self, slot: int, adapter: PreparedAdapter | None) -> None:
+        """Put an adapter into a slot, or empty it."""
+        self._adapters[slot] = adapter
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy KV of whole blocks, all layers."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor as Torch
 from torch.nn.functional import linear
 
+from octavo_inference.backends.reference.adapters import NO_CHANGES, Changes
 from octavo_inference.backends.reference.functions import activate
-from octavo_inference.backends.reference.tiles import float32, optional, tiled
+from octavo_inference.backends.reference.tiles import TILE, float32, optional, tiled
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts
 from octavo_inference.models.weights import ExpertWeights, LayerWeights, Matrix, required
@@ -23,16 +24,16 @@ class Mlp:
         self._gate_bias, self._up_bias = optional(weights.gate_bias), optional(weights.up_bias)
         self._down_bias = optional(weights.down_bias)
 
-    def __call__(self, x: Torch) -> Torch:
+    def __call__(self, x: Torch, changes: Changes = NO_CHANGES) -> Torch:
         """Rows in tiles, normed."""
-        return tiled(self._tile, x)
-
-    def _tile(self, t: Torch) -> Torch:
-        up = linear(t, self._up, self._up_bias)
+        up = changes.add("up", x, tiled(lambda t: linear(t, self._up, self._up_bias), x))
         if self._gate is None:
-            return linear(activate(self._activation, up, self._xielu), self._down, self._down_bias)
-        gate = activate(self._activation, linear(t, self._gate, self._gate_bias), self._xielu)
-        return linear(gate * up, self._down, self._down_bias)
+            inner = tiled(lambda t: activate(self._activation, t, self._xielu), up)
+        else:
+            weight = self._gate
+            gate = changes.add("gate", x, tiled(lambda t: linear(t, weight, self._gate_bias), x))
+            inner = tiled(lambda t: activate(self._activation, t, self._xielu), gate) * up
+        return changes.add("down", inner, tiled(lambda t: linear(t, self._down, self._down_bias), inner))
 
 
 class Mixture:
@@ -48,44 +49,54 @@ class Mixture:
         self._shared = [optional(m) for m in (weights.shared_gate, weights.shared_up, weights.shared_down)]
         self._shared_router = optional(weights.shared_router)
 
-    def __call__(self, x: Torch) -> Torch:
+    def __call__(self, x: Torch, changes: Changes = NO_CHANGES) -> Torch:
         """Rows in tiles, normed."""
-        return tiled(self._tile, x)
+        firsts = range(0, len(x), TILE)
+        tiles = [self._tile(x[first : first + TILE].clone(), changes, first) for first in firsts]
+        return torch.cat(tiles) if tiles else x
 
-    def _tile(self, t: Torch) -> Torch:
+    def _tile(self, t: Torch, changes: Changes, first: int) -> Torch:
         logits = linear(t, self._router, self._router_bias)
         chosen = [choose(self._experts, row, self._correction) for row in logits]
         # A product of one row has the same shape for every token.
-        mixed = torch.cat([self._mix(row[None].clone(), *ids) for row, ids in zip(t, chosen, strict=True)])
+        own = [changes.of(torch.tensor([first + row])) for row in range(len(t))]
+        mixed = torch.cat(
+            [self._mix(row[None].clone(), each, *ids) for row, each, ids in zip(t, own, chosen, strict=True)]
+        )
         gate, up, down = self._shared
         if up is None or down is None:
             return mixed
-        inner = linear(t, up)
-        inner = activate(self._activation, inner if gate is None else linear(t, gate)) * (1 if gate is None else inner)
-        shared = linear(inner, down)
+        inner = changes.add("experts.shared_up", t, linear(t, up), first)
+        if gate is None:
+            inner = activate(self._activation, inner)
+        else:
+            opened = changes.add("experts.shared_gate", t, linear(t, gate), first)
+            inner = activate(self._activation, opened) * inner
+        shared = changes.add("experts.shared_down", inner, linear(inner, down), first)
         if self._shared_router is not None:
             shared = shared * torch.sigmoid(linear(t, self._shared_router))
         return mixed + shared
 
-    def _mix(self, x: Torch, ids: Torch, weights: Torch) -> Torch:
+    def _mix(self, x: Torch, changes: Changes, ids: Torch, weights: Torch) -> Torch:
         """The weighted sum of a token's experts, in the order of their numbers."""
         total = torch.zeros_like(x)
         order = torch.argsort(ids)
         for expert, weight in zip(ids[order].tolist(), weights[order], strict=True):
             if self._experts.input_scaled:
-                total = total + self._expert(expert, x * weight)
+                total = total + self._expert(expert, x * weight, changes)
             else:
-                total = total + self._expert(expert, x) * weight
+                total = total + self._expert(expert, x, changes) * weight
         return total
 
-    def _expert(self, expert: int, x: Torch) -> Torch:
-        up = linear(x, self._up[expert], _row(self._up_bias, expert))
+    def _expert(self, expert: int, x: Torch, changes: Changes) -> Torch:
+        up = changes.add(f"experts.up.{expert}", x, linear(x, self._up[expert], _row(self._up_bias, expert)))
         if not self._gate:
             inner = activate(self._activation, up)
         else:
-            gate = linear(x, self._gate[expert], _row(self._gate_bias, expert))
-            inner = self._gated(gate, up)
-        return linear(inner, self._down[expert], _row(self._down_bias, expert))
+            product = linear(x, self._gate[expert], _row(self._gate_bias, expert))
+            inner = self._gated(changes.add(f"experts.gate.{expert}", x, product), up)
+        product = linear(inner, self._down[expert], _row(self._down_bias, expert))
+        return changes.add(f"experts.down.{expert}", inner, product)
 
     def _gated(self, gate: Torch, up: Torch) -> Torch:
         clamp = self._experts.clamp

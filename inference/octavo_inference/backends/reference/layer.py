@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.backends.reference.adapters import NO_CHANGES, Changes
 from octavo_inference.backends.reference.attention import Attention
 from octavo_inference.backends.reference.feed_forward import Mixture, Mlp
 from octavo_inference.backends.reference.functions import norm_of
@@ -58,7 +59,7 @@ class Layer:
             mixer = StateMixer(config.state, weights.state, slots=state_slots, norm_eps=config.norm_eps)
             self._mixers.append(mixer)
             self.states += [mixer.conv, mixer.recurrent]
-        self._feed_forward: Callable[[Torch], Torch] | None = None
+        self._feed_forward: Callable[[Torch, Changes], Torch] | None = None
         if part.feed_forward == "dense":
             self._feed_forward = Mlp(config, weights)
         elif config.experts is not None and weights.experts is not None:
@@ -73,34 +74,37 @@ class Layer:
         self._attention_norm = norm_of(config, w.attention_output_norm, w.attention_output_norm_bias, exists=after)
         self._mlp_norm = norm_of(config, w.mlp_output_norm, w.mlp_output_norm_bias, exists=after)
 
-    def __call__(self, x: Torch, places: Torch, batch: Batch) -> Torch:
+    def __call__(self, x: Torch, places: Torch, batch: Batch, changes: Changes = NO_CHANGES) -> Torch:
         """The hidden states after the layer, in tiles; stores what the pool keeps of the query tokens."""
         config = self._config
         normed = tiled(self._input_norm, x)
-        mixed = self._mix(normed, places, batch)
+        mixed = self._mix(normed, places, batch, changes)
         if config.parallel:
-            return x + config.residual_scale * (mixed + self._feed(normed if config.shared_norm else x))
+            return x + config.residual_scale * (mixed + self._feed(normed if config.shared_norm else x, changes))
         x = self._add(x, mixed) if self._mixers else x
-        return x if self._feed_forward is None else self._add_mlp(x)
+        return x if self._feed_forward is None else self._add_mlp(x, changes)
 
-    def _mix(self, normed: Torch, places: Torch, batch: Batch) -> Torch:
-        """The sum of the mixers' outputs."""
+    def _mix(self, normed: Torch, places: Torch, batch: Batch, changes: Changes) -> Torch:
+        """The sum of the mixers' outputs. Adapters change those of plain attention only."""
         mixed = torch.zeros_like(normed)
         for mixer in self._mixers:
-            mixed = mixed + mixer(normed, places, batch)
+            if isinstance(mixer, Attention):
+                mixed = mixed + mixer(normed, places, batch, changes)
+            else:
+                mixed = mixed + mixer(normed, places, batch)
         return mixed
 
-    def _feed(self, x: Torch) -> Torch:
+    def _feed(self, x: Torch, changes: Changes) -> Torch:
         """The feed-forward part of a parallel layer, with its own norm if it has one."""
-        return x * 0 if self._feed_forward is None else self._feed_forward(tiled(self._post_norm, x))
+        return x * 0 if self._feed_forward is None else self._feed_forward(tiled(self._post_norm, x), changes)
 
     def _add(self, x: Torch, mixed: Torch) -> Torch:
         if self._config.post_residual_norms:
             return tiled(self._attention_norm, x + self._config.residual_scale * mixed)
         return x + self._config.residual_scale * tiled(self._attention_norm, mixed)
 
-    def _add_mlp(self, x: Torch) -> Torch:
-        fed = self._feed(x)
+    def _add_mlp(self, x: Torch, changes: Changes) -> Torch:
+        fed = self._feed(x, changes)
         if self._config.post_residual_norms:
             return tiled(self._mlp_norm, x + self._config.residual_scale * fed)
         return x + self._config.residual_scale * tiled(self._mlp_norm, fed)

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo_inference.backends.transformers import attention
 from octavo_inference.backends.transformers.gathered_attention import as_index
 from octavo_inference.backends.transformers.slot_pools import KvPools
-from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutStates
+from octavo_inference.core.backend import CompletedStep, ComputedStep, StepHandle, WithoutAdapters, WithoutStates
 from octavo_inference.core.gather import Batch, gather
 from octavo_inference.core.model_input import Float32, Int32, RowStep, StepResult
 from octavo_inference.core.pooling import add_states, pooled_tokens, with_pooled
@@ -28,7 +28,7 @@ SCORED_TOKENS = 256
 """Tokens of prompts with log-probabilities in one step."""
 
 
-class TransformersBackend(WithoutStates):
+class TransformersBackend(WithoutStates, WithoutAdapters):
     """`Backend` over a transformers module and the `pools` of its attention calls, both on one device.
 
     All work on the device is inside `watched`, which tells a request's error from the loss of the device.

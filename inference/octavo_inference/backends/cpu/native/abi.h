@@ -147,6 +147,24 @@ struct Layer {
   const Experts* experts;  // in the place of gate_up and down
 };
 
+// An adapter's change of a packed matrix (adapters.h): up * down, and a bias. `down` has the ranks of all parts of a fused
+// matrix, one below the other; no rows: none. A panel of the matrix reads its products from first[panel] on, and as many
+// rows of `up` [start[panels]][PANEL], from start[panel] on. Without any change all is null.
+struct LowRank {
+  Matrix down;  // of floats
+  const void* up;
+  const int32_t *first, *start;  // [panels], [panels + 1]
+  const float* bias;             // [rows] or null
+};
+
+// An adapter in a slot: its changes of ADAPTED_PARTS matrices of each layer, then of lm_head; null in an empty slot. The
+// change of embeddings has rank 0 for none.
+struct Adapter {
+  const LowRank* parts;
+  const float *embedding_down, *embedding_up;  // [vocab][rank], [rank][hidden]
+  int32_t embedding_rank;
+};
+
 // Sizes of latent attention (models/layers.py), and its buffers; rank 0: the model has none. by_head has the activation
 // type: queries [heads][tokens][nope], then sums of latents [heads][tokens][rank].
 struct Latent {
@@ -190,6 +208,9 @@ struct Model {
   float *router_input, *router_logits;  // router_input: null if the activation type is float
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
   Latent latent;
+  const Adapter* adapters;  // by slot
+  float* low_rank;          // [tokens or sampled rows][low_rank_stride]: rows times `down`; see adapters.h
+  int64_t low_rank_stride;
 };
 
 // slots [groups][num_tokens] and block_table [groups][num_seqs][table_width]: one for each group of layers. Entries of a
@@ -198,6 +219,7 @@ struct Batch {
   const int32_t *tokens, *positions, *slots, *query_start, *seq_len, *block_table;
   const int32_t* states;       // slot of each sequence's state
   const int32_t* token_types;  // 1 for tokens of the second type; null: there are none
+  const int32_t* adapter;      // slot of each token's adapter, -1 for none; null: no token has one
   int32_t num_tokens, num_seqs, table_width, num_groups;
 };
 
@@ -228,6 +250,7 @@ struct Sampling {
   float* logprob;
   int32_t *rank, *top_ids;  // top_ids, top_logprobs: [count][top_width]
   float* top_logprobs;
+  const int32_t* adapter;  // of the token that each row follows, as in Batch
   int32_t count, top_width;
 };
 

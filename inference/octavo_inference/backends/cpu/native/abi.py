@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 16
+VERSION = 17
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -258,6 +258,26 @@ class DecoderArgs(ctypes.Structure):
             )
         ],
         ("latent", Latent),
+        *[(name, c_void_p) for name in ("adapters", "low_rank")],
+        ("low_rank_stride", c_int64),
+    ]
+
+
+class LowRankArgs(ctypes.Structure):
+    """An adapter's change of a packed matrix."""
+
+    _fields_: ClassVar[Fields] = [
+        ("down", PackedMatrix),
+        *[(name, c_void_p) for name in ("up", "first", "start", "bias")],
+    ]
+
+
+class AdapterArgs(ctypes.Structure):
+    """An adapter in a slot."""
+
+    _fields_: ClassVar[Fields] = [
+        *[(name, c_void_p) for name in ("parts", "embedding_down", "embedding_up")],
+        ("embedding_rank", c_int32),
     ]
 
 
@@ -276,6 +296,7 @@ class BatchArgs(ctypes.Structure):
                 "block_table",
                 "states",
                 "token_types",
+                "adapter",
             )
         ],
         *[(name, c_int32) for name in ("num_tokens", "num_seqs", "table_width", "num_groups")],
@@ -316,6 +337,7 @@ class SamplingArgs(ctypes.Structure):
                 "rank",
                 "top_ids",
                 "top_logprobs",
+                "adapter",
             )
         ],
         *[(name, c_int32) for name in ("count", "top_width")],

@@ -14,7 +14,8 @@ static void project_part(Step<P>& step, const Layer& layer) {
   const i64 tokens = b.num_tokens, stride = layer.qkv.rows;
   const int32_t* slots = b.slots + layer.group * tokens;
   const KvLayer<P> kv = kv_layer<P>(m, layer);
-  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, layer.qkv.bias});
+  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, layer.qkv.bias},
+              step.adapted(layer, ADAPTED_QKV));
   step.watch.lap(step.profile.linears);
   step.rows(tokens, [&](i64 t) { rope_and_store(m, layer, kv, m.qkv + t * stride, b.positions[t], slots[t]); });
   step.watch.lap(step.profile.elementwise);
@@ -33,7 +34,7 @@ static void attention_part(Step<P>& step, const Layer& layer, AttentionPlan& pla
               [&](i64 t) { gate_row(attended + t * width, m.qkv + t * layer.qkv.rows + gate, width); });
     step.watch.lap(step.profile.elementwise);
   }
-  step.add_linear(layer.output, attended, layer.attention_output_norm);
+  step.add_linear(layer.output, attended, layer.attention_output_norm, step.adapted(layer, ADAPTED_OUTPUT));
 }
 
 }  // namespace octavo

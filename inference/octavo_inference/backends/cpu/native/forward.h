@@ -28,7 +28,10 @@ class Forward final : public Job {
   Forward(const Model& m, const Batch& b, const Sampling& s, const Pooling& p, Task task, int team_size,
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
-        layers_(m.layers, m.layers + m.num_layers), latent_plan_(m, b, team_size), expert_plan_(m, b),
+        layers_(m.layers, m.layers + m.num_layers),
+        adapters_{{b.adapter, adapter_runs(b.adapter, b.num_tokens)}, {s.adapter, adapter_runs(s.adapter, s.count)},
+                  layers_.data()},
+        latent_plan_(m, b, team_size), expert_plan_(m, b),
         pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {
     for (const Layer& layer : layers_)
@@ -36,7 +39,7 @@ class Forward final : public Job {
   }
 
   void run(Worker& worker) override {
-    Step<P> step(m_, b_, worker, profile_);
+    Step<P> step(m_, b_, worker, profile_, adapters_);
     if (task_ == Task::LOGITS || task_ == Task::SAMPLE) {
       step.rows(b_.num_tokens, [&](i64 t) { embed(step, t); });
       for (const Layer& each : layers_) layer(step, each);
@@ -47,14 +50,15 @@ class Forward final : public Job {
     const Rows<Act> sampled{s_.count, nullptr, m_.final_norm, s_.row};
     const StoreLogits logits{m_.logits, m_.lm_head.rows, m_.lm_head.bias, m_.logit_scale, m_.logit_softcap};
     if (!best_.empty()) {
-      step.linear(m_.lm_head, sampled, KeepBest{logits, s_.adjust, m_.vocab, best_.data() + worker.rank() * s_.count});
+      step.linear(m_.lm_head, sampled, KeepBest{logits, s_.adjust, m_.vocab, best_.data() + worker.rank() * s_.count},
+                  step.adapted_head());
       step.rows(s_.count, [&](i64 r) {
         for (int rank = 1; rank < worker.team_size(); rank++) best_[size_t(r)].add(best_[size_t(rank * s_.count + r)]);
         s_.tokens[r] = best_[size_t(r)].id();
       });
       return step.watch.lap(profile_.lm_head);
     }
-    step.linear(m_.lm_head, sampled, logits);
+    step.linear(m_.lm_head, sampled, logits, step.adapted_head());
     step.watch.lap(profile_.lm_head);
     if (task_ != Task::LOGITS) choose(step);
   }
@@ -64,6 +68,8 @@ class Forward final : public Job {
     float* x = step.state(t);
     dequantize_row(m_.embedding, b_.tokens[t], x);
     if (m_.embedding_scale != 1) scale_row(x, m_.embedding_scale, m_.hidden);
+    if (b_.adapter && b_.adapter[t] >= 0)
+      change_embedding(m_.adapters[b_.adapter[t]], b_.tokens[t], x, m_.hidden, m_.embedding_scale);
     if (m_.positions.data) {
       dequantize_row(m_.positions, b_.positions[t], step.scratch());
       add_row(step.scratch(), x, m_.hidden);
@@ -84,7 +90,8 @@ class Forward final : public Job {
     if (m_.parallel) feed_forward(step, layer);
     if (layer.qkv.rows) attention_part(step, layer, plans_.at({layer.heads, layer.kv_heads}));
     if (layer.state.slots)
-      step.add_linear(layer.state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm);
+      step.add_linear(layer.state.output, static_cast<Act*>(m_.mixed), layer.attention_output_norm,
+                      step.adapted(layer, ADAPTED_STATE_OUTPUT));
     if (!m_.parallel) feed_forward(step, layer);
   }
 
@@ -134,6 +141,7 @@ class Forward final : public Job {
   const Task task_;
   Profile& profile_;
   const std::vector<Layer> layers_;
+  const StepAdapters adapters_;
   std::map<std::pair<int32_t, int32_t>, AttentionPlan> plans_;  // by the numbers of heads and KV heads
   LatentPlan latent_plan_;
   ExpertPlan expert_plan_;

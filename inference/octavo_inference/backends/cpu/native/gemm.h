@@ -5,6 +5,7 @@
 
 #include "abi.h"
 #include "activations.h"
+#include "adapters.h"
 #include "best.h"
 #include "kernel.h"
 #include "tile_kernel.h"
@@ -138,11 +139,13 @@ struct Gemm {
   const char* a;
   i64 rows;
   const Epilogue& epilogue;
+  const RowChanges* changes;  // null: none
   i64 panels, blocks;
 
-  Gemm(const Kernel& kernel, const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue)
+  Gemm(const Kernel& kernel, const Matrix& matrix, const void* a, i64 rows, const Epilogue& epilogue,
+       const RowChanges* changes = nullptr)
       : kernel(kernel), matrix(matrix), a(static_cast<const char*>(a)), rows(rows), epilogue(epilogue),
-        panels(matrix.rows / PANEL) {
+        changes(changes), panels(matrix.rows / PANEL) {
     const i64 fitting = std::max<i64>(8 * kernel.max_tile, ACTIVATION_BLOCK_BYTES / kernel.row_bytes);
     blocks = (rows + fitting - 1) / fitting;
   }
@@ -155,7 +158,9 @@ struct Gemm {
     if (matrix.factor)
       for (int c = 0; c < PANEL_VECS; c++)
         store(sums + c * W, load(sums + c * W) * load(matrix.factor + panel * PANEL + c * W));
-    epilogue(row, matrix.first_row + panel * PANEL, sums);
+    const i64 col = matrix.first_row + panel * PANEL;
+    if (changes) changes->add(row, col / PANEL, sums);
+    epilogue(row, col, sums);
   }
 
   void piece(i64 index) const {
@@ -253,9 +258,10 @@ struct Input {
 template <class P, class Epilogue>
 class Product {
  public:
-  Product(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue)
+  Product(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue,
+          const RowChanges* changes = nullptr)
       : parts_(matrix.parts ? matrix.parts : &matrix), count_(matrix.parts ? matrix.part_count : 1), input_(input),
-        rows_(rows), epilogue_(epilogue) {}
+        rows_(rows), epilogue_(epilogue), changes_(changes) {}
 
   i64 pieces() const {
     i64 total = 0;
@@ -268,7 +274,9 @@ class Product {
     if (count_ > 1)
       for (i64 pieces; index >= (pieces = pieces_of(*part)); part++) index -= pieces;
     with_kernel<P>(*part, rows_, [&](const auto& kernel) {
-      Gemm<std::decay_t<decltype(kernel)>, Epilogue>(kernel, *part, input_.of(*part), rows_, epilogue_).piece(index);
+      const Gemm<std::decay_t<decltype(kernel)>, Epilogue> gemm(kernel, *part, input_.of(*part), rows_, epilogue_,
+                                                                changes_);
+      gemm.piece(index);
     });
   }
 
@@ -285,12 +293,14 @@ class Product {
   Input input_;
   i64 rows_;
   const Epilogue& epilogue_;
+  const RowChanges* changes_;
 };
 
 // Called by every thread of the team.
 template <class P, class Epilogue>
-static void gemm(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue, Worker& worker) {
-  const Product<P, Epilogue> product(matrix, input, rows, epilogue);
+static void gemm(const Matrix& matrix, const Input& input, i64 rows, const Epilogue& epilogue, Worker& worker,
+                 const RowChanges* changes = nullptr) {
+  const Product<P, Epilogue> product(matrix, input, rows, epilogue, changes);
   worker.share(product.pieces(), [&](i64 i) { product.piece(i); });
 }
 

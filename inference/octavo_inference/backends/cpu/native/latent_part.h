@@ -20,12 +20,14 @@ static void latent_part(Step<P>& step, const Layer& layer, LatentPlan& plan) {
   auto *normed = static_cast<Act*>(m.normed), *attended = static_cast<Act*>(m.attended);
   auto *by_head = static_cast<Act*>(l.by_head), *absorbed = static_cast<Act*>(l.absorbed);
 
-  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, nullptr});
+  step.linear(layer.qkv, {tokens, nullptr, layer.input_norm}, StoreFloats{m.qkv, stride, nullptr},
+              step.adapted(layer, ADAPTED_QKV));
   if (l.query_rank) {
     step.rows(tokens, [&](i64 t) {
       rms_norm(m.qkv + t * stride, layer.query_norm, normed + t * l.query_rank, l.query_rank, l.norm_eps);
     });
-    step.linear(layer.query_up, {tokens, normed, {}}, StoreFloats{queries, queries_stride, nullptr});
+    step.linear(layer.query_up, {tokens, normed, {}}, StoreFloats{queries, queries_stride, nullptr},
+                step.adapted(layer, ADAPTED_QUERY_UP));
   }
   step.watch.lap(step.profile.linears);
   step.rows(tokens, [&](i64 t) {
@@ -40,7 +42,7 @@ static void latent_part(Step<P>& step, const Layer& layer, LatentPlan& plan) {
   step.watch.lap(step.profile.attention);
   multiply_heads<P>(layer.value_up, m.latent.heads, by_head, tokens, attended, l.value, 1.0f, step.worker);
   step.watch.lap(step.profile.linears);
-  step.add_linear(layer.output, attended, layer.attention_output_norm);
+  step.add_linear(layer.output, attended, layer.attention_output_norm, step.adapted(layer, ADAPTED_OUTPUT));
 }
 
 }  // namespace octavo

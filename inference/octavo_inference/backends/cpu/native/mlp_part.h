@@ -11,14 +11,16 @@ static void mlp_part(Step<P>& step, const Layer& layer) {
   const Model& m = step.m;
   auto* activated = static_cast<Act*>(m.activated);
   const Rows<Act> input{step.b.num_tokens, nullptr, layer.post_norm};
+  const Matrix& gate_up = layer.gate_up;
+  const i64 width = layer.down.cols, changed = step.adapted(layer, ADAPTED_GATE_UP);
   with_activation(m, layer, [&]<class F>(F function) {
     if (m.gated)
-      step.linear(layer.gate_up, input, Gated<Act, F>{activated, layer.down.cols, layer.gate_up.bias, function});
+      step.linear(gate_up, input, Gated<Act, F>{activated, width, gate_up.bias, function}, changed);
     else
-      step.linear(layer.gate_up, input, Activated<Act, F>{activated, layer.down.cols, layer.gate_up.bias, function});
+      step.linear(gate_up, input, Activated<Act, F>{activated, width, gate_up.bias, function}, changed);
   });
   step.watch.lap(step.profile.linears);
-  step.add_linear(layer.down, activated, layer.mlp_output_norm);
+  step.add_linear(layer.down, activated, layer.mlp_output_norm, step.adapted(layer, ADAPTED_DOWN));
 }
 
 }  // namespace octavo

@@ -20,6 +20,9 @@ _INPUTS = ("row", "position", "seed", "temperature", "top_p", "top_k", "min_p", 
 _OUTPUTS = ("tokens", "logprob", "rank", "top_ids", "top_logprobs")
 
 
+_NO_SLOTS: Int32 = np.empty(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class NativeSampling:
     """The structure for one call. It must outlive the call, because it owns the arrays."""
@@ -29,6 +32,7 @@ class NativeSampling:
     vocab: int
     adjust: ctypes.Array[abi.Adjust] | None
     report_ids: Pointers | None
+    adapter: Int32
     tokens: Int32
     logprob: Float32
     rank: Int32
@@ -45,8 +49,10 @@ class NativeSampling:
         return StepResult(self.tokens, self.logprob, self.rank, top)
 
 
-def native_sampling(rows: SampleRows, vocab: int, steps: int | None = None) -> NativeSampling:
-    """Prepare one call, of one step or of several."""
+def native_sampling(
+    rows: SampleRows, vocab: int, steps: int | None = None, *, adapter: Int32 = _NO_SLOTS
+) -> NativeSampling:
+    """Prepare one call, of one step or of several. `adapter`: slots of the step's tokens, as in `Batch`."""
     count, width = len(rows.row), max(0, int(rows.logprobs.max(initial=0)))
     adjust = _adjustments(rows.adjust)
     native = NativeSampling(
@@ -55,6 +61,7 @@ def native_sampling(rows: SampleRows, vocab: int, steps: int | None = None) -> N
         vocab,
         adjust,
         _report_ids(rows.report_ids),
+        adapter[rows.row] if len(adapter) else _NO_SLOTS,
         tokens=np.zeros(count if steps is None else (steps, count), np.int32),
         logprob=np.zeros(count, np.float32),
         rank=np.zeros(count, np.int32),
@@ -66,6 +73,7 @@ def native_sampling(rows: SampleRows, vocab: int, steps: int | None = None) -> N
     for name in _OUTPUTS:
         setattr(native.structure, name, address(getattr(native, name)))
     native.structure.adjust = None if adjust is None else ctypes.addressof(adjust)
+    native.structure.adapter = address(native.adapter) if len(native.adapter) else None
     native.structure.report_ids = None if native.report_ids is None else address(native.report_ids)
     return native
 
@@ -86,8 +94,9 @@ class NativeScoring:
     scored: ScoredTokens
 
 
-def native_scoring(rows: ScoreRows, vocab: int) -> NativeScoring:
-    """Prepare one call."""
+def native_scoring(rows: ScoreRows, vocab: int, adapter: Int32 = _NO_SLOTS) -> NativeScoring:
+    """Prepare one call. `adapter`: slots of the step's tokens, as in `Batch`."""
+    slots = adapter[rows.row] if len(adapter) else _NO_SLOTS
     count, width = len(rows.row), min(rows.logprobs, vocab)
     wanted = np.full(count, width, np.int32)
     scored = ScoredTokens(
@@ -104,10 +113,11 @@ def native_scoring(rows: ScoreRows, vocab: int) -> NativeScoring:
         rank=address(scored.rank),
         top_ids=address(scored.top_ids),
         top_logprobs=address(scored.top_logprobs),
+        adapter=address(slots) if len(slots) else None,
         count=count,
         top_width=width,
     )
-    return NativeScoring(structure, (rows.row, rows.tokens, wanted), scored)
+    return NativeScoring(structure, (rows.row, rows.tokens, wanted, slots), scored)
 
 
 def _adjustments(adjust: list[LogitAdjust | None]) -> ctypes.Array[abi.Adjust] | None:

@@ -14,7 +14,7 @@ static void state_part(Step<P>& step, const Layer& layer) {
   const StateMixer<Act> mixer(m, step.b, layer.state, m.state_inputs, static_cast<Act*>(m.mixed));
 
   step.linear(inputs, {step.b.num_tokens, nullptr, layer.input_norm},
-              StoreFloats{m.state_inputs, inputs.rows, inputs.bias});
+              StoreFloats{m.state_inputs, inputs.rows, inputs.bias}, step.adapted(layer, ADAPTED_STATE_INPUTS));
   step.watch.lap(step.profile.linears);
   mixer.convolve(step.worker);
   if (mixer.recurs()) {

@@ -1,0 +1,200 @@
+"""Packs adapters for the kernels: see adapters.h and `LowRank` in abi.h."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.backends.cpu.native import abi
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
+from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
+from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, LowRank, require_supported
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Tensor, Weights, bf16_bits, part_tensors
+
+# The matrices that are changed, in the order of `AdaptedPart`: the fields that each may consist of.
+_PARTS: tuple[tuple[str, ...], ...] = (
+    ("q", "k", "v", "attention_gate", "latent.q", "latent.q_down", "latent.kv_down"),
+    ("o",),
+    ("gate", "up"),
+    ("down",),
+    ("latent.q_up",),
+    ("state.inputs",),
+    ("state.output",),
+)
+FIELDS = (*PLAIN_FIELDS, "latent.q", "latent.q_down", "latent.q_up", "latent.kv_down", "state.inputs", "state.output")
+"""The matrices that adapters may change."""
+
+Shapes = tuple[Mapping[str, tuple[int, int]], ...]
+"""[rows, columns] of the matrices of each layer, by field."""
+
+
+def shapes_of(weights: Weights) -> Shapes:
+    """The shapes of a model's matrices."""
+    layers = (part_tensors(layer) for layer in weights.layers)
+    return tuple({n: (t.shape[0], t.shape[1]) for n, t in layer if len(t.shape) == 2} for layer in layers)
+
+
+@dataclass(slots=True)
+class PackedAdapter:
+    """A packed adapter, with the memory that `args` points into."""
+
+    args: abi.AdapterArgs
+    nbytes: int
+    keep: list[object] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPacker:
+    """Packs adapters of one model, in any thread: with a thread of its own, since steps run meanwhile.
+
+    `layers` are the packed layers; `stride` the ranks that a row's products may have, in whole panels.
+    """
+
+    kernels: Kernels
+    config: ModelConfig
+    shapes: Shapes
+    layers: ctypes.Array[abi.LayerArgs]
+    lm_head_rows: int
+    format: WeightFormat
+    stride: int
+
+    def pack(self, adapter: Adapter) -> PackedAdapter:
+        """Pack an adapter. Raises `ModelError` for changes of matrices that the kernels do not change."""
+        require_supported(adapter, FIELDS)
+        found = PackedAdapter(abi.AdapterArgs(), 0)
+        team = self.kernels.library.octavo_team_create(1)
+        try:
+            packer = Packer(self.kernels, team, self.format, Packed())
+            count = len(self.layers) * len(_PARTS)
+            parts = (abi.LowRankArgs * (count + 1))()
+            for number, changes in enumerate(adapter.layers):
+                for part, fields in enumerate(_PARTS):
+                    if any(each in changes or f"{each}.0" in changes for each in fields):
+                        parts[number * len(_PARTS) + part] = self._part(packer, found, number, part, changes)
+            if adapter.lm_head is not None:
+                rows, rank = adapter.lm_head.up.shape
+                up = np.zeros((self.lm_head_rows, rank), np.float32)
+                up[:rows] = adapter.lm_head.up
+                parts[count] = self._low_rank(packer, found, adapter.lm_head.down, up, None, None)
+            found.args.parts = ctypes.addressof(parts)
+            found.keep += [parts, *packer.into.keep, packer.into.arena]
+            found.nbytes += packer.into.size
+            if adapter.embedding is not None:
+                self._embedding(found, adapter.embedding)
+        finally:
+            self.kernels.library.octavo_team_destroy(team)
+        return found
+
+    def _part(
+        self, packer: Packer, found: PackedAdapter, number: int, part: int, changes: Mapping[str, LowRank]
+    ) -> abi.LowRankArgs:
+        """The change of a fused matrix: `down` of its fields one below the other, `up` in blocks."""
+        shapes = self.shapes[number]
+        names = [name for each in _PARTS[part] for name in _fields(each, shapes)]
+        matrix = self._matrix(number, part)
+        interleaved = part == _GATE_UP and len(names) > 1
+        ranks = [changes[name].rank if name in changes else 0 for name in names]
+        columns = shapes[names[0]][1]
+        down = np.zeros((sum(ranks), columns), np.float32)
+        up = np.zeros((matrix.rows, sum(ranks)), np.float32)
+        bias: NDArray[np.float32] | None = None
+        first, panel = 0, self.kernels.info.panel
+        start = 0
+        for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
+            rows = shapes[name][0]
+            at = _interleaved(rows, place, panel) if interleaved else np.arange(start, start + rows)
+            start += rows
+            change = changes.get(name)
+            if change is None:
+                continue
+            if rank:
+                down[first : first + rank] = change.down
+                up[at, first : first + rank] = change.up
+                first += rank
+            if change.bias is not None:
+                bias = np.zeros(matrix.rows, np.float32) if bias is None else bias
+                bias[at] = change.bias
+        order = None
+        if matrix.order:
+            order = np.ctypeslib.as_array((ctypes.c_int32 * columns).from_address(matrix.order))
+        return self._low_rank(packer, found, down, up, bias, order)
+
+    def _low_rank(
+        self,
+        packer: Packer,
+        found: PackedAdapter,
+        down: NDArray[np.float32],
+        up: NDArray[np.float32],
+        bias: NDArray[np.float32] | None,
+        order: NDArray[np.int32] | None,
+    ) -> abi.LowRankArgs:
+        """`up` [packed rows, ranks]: a panel has those ranks from its first to its last that is not zero."""
+        panel = self.kernels.info.panel
+        rank = len(down)
+        result = abi.LowRankArgs()
+        if rank:
+            by_panel = up.reshape(-1, panel, rank)
+            used = np.any(by_panel != 0, axis=1)
+            some = np.any(used, axis=1)
+            firsts = np.where(some, np.argmax(used, axis=1), 0).astype(np.int32)
+            ends = np.where(some, rank - np.argmax(used[:, ::-1], axis=1), 0).astype(np.int32)
+            starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int32)
+            rows = [block[:, lo:hi].T for block, lo, hi in zip(by_panel, firsts, ends, strict=True)]
+            values = np.concatenate(rows)
+            stored = values if self.format == "f32" else bf16_bits(np.ascontiguousarray(values))
+            packed = np.ascontiguousarray(stored)
+            permuted = down if order is None else np.ascontiguousarray(down[:, order])
+            result.down = packer.matrix((Tensor("f32", permuted.shape, permuted),))
+            result.up, result.first, result.start = address(packed), address(firsts), address(starts)
+            found.keep += [packed, firsts, starts]
+            found.nbytes += packed.nbytes
+        if bias is not None:
+            result.bias = address(bias)
+            found.keep.append(bias)
+        return result
+
+    def _matrix(self, number: int, part: int) -> abi.PackedMatrix:
+        layer = self.layers[number]
+        matrices: tuple[abi.PackedMatrix, ...] = (
+            layer.qkv,
+            layer.output,
+            layer.gate_up,
+            layer.down,
+            layer.query_up,
+            layer.state.inputs,
+            layer.state.output,
+        )
+        return matrices[part]
+
+    def _embedding(self, found: PackedAdapter, change: LowRank) -> None:
+        down, up = np.ascontiguousarray(change.down.T), np.ascontiguousarray(change.up.T)
+        found.args.embedding_down, found.args.embedding_up = address(down), address(up)
+        found.args.embedding_rank = change.rank
+        found.keep += [down, up]
+        found.nbytes += down.nbytes + up.nbytes
+
+
+_GATE_UP = 2
+
+
+def most_ranks(max_rank: int, panel: int) -> int:
+    """Products of a row with `down` of any matrix, in whole panels. q, k, v and a gate each have their own."""
+    widest = max(len(fields) for fields in (("q", "k", "v", "attention_gate"), ("gate", "up")))
+    return -(-widest * max_rank // panel) * panel
+
+
+def _fields(name: str, shapes: Mapping[str, tuple[int, int]]) -> list[str]:
+    """The fields of a layer by a name: itself, or the matrices of a tuple."""
+    return [each for each in shapes if each == name or each.startswith(f"{name}.")]
+
+
+def _interleaved(rows: int, place: int, panel: int) -> NDArray[np.int64]:
+    """Packed rows of gate (place 0) or up: each panel has half a panel of gate, then the same rows of up."""
+    row, half = np.arange(rows), panel // 2
+    return row // half * panel + place * half + row % half

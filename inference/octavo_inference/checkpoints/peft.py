@@ -1,0 +1,288 @@
+"""Reads LoRA adapters that PEFT saved, for a model that is loaded.
+
+A change up @ down of a stored matrix is one of the canonical matrices too: what the family does to rows of weights
+(stacked projections, rotary pairs) is done to rows of `up`, by the same code that reads the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo_inference.checkpoints.from_hf import FAMILIES, LayerReader, family_of
+from octavo_inference.checkpoints.guard import refusing
+from octavo_inference.checkpoints.hf_families import Factors, HfFamily
+from octavo_inference.checkpoints.hf_settings import HfSettings
+from octavo_inference.checkpoints.hf_tensors import HfTensors, Triple
+from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.peft_config import WEIGHTS_FILE, AdapterConfig, read_adapter_config
+from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
+from octavo_inference.common.errors import ModelError
+from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.rows import reordered
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_values, dequantize, part_tensors
+
+_PREFIX = "base_model.model."
+_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_DOWN, _UP = ("lora_A.weight", "lora_embedding_A"), ("lora_B.weight", "lora_embedding_B")
+_UP_BIAS, _BIAS = "lora_B.bias", "bias"
+
+
+@dataclass(slots=True)
+class _Change:
+    """The tensors of one module. `bias`: what replaces the module's bias; `up_bias` is added to it."""
+
+    down: NDArray[np.float32] | None = None
+    up: NDArray[np.float32] | None = None
+    up_bias: NDArray[np.float32] | None = None
+    bias: NDArray[np.float32] | None = None
+    used: bool = False
+
+
+class _Rows(NDArray[np.float32]):
+    """Rows of a module's `up`. Those that are taken, split or put in another order still know the module's `down`."""
+
+    down: NDArray[np.float32] | None
+
+    def __array_finalize__(self, obj: Any) -> None:
+        self.down = getattr(obj, "down", None)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangeTensors(HfTensors):
+    """Gives a reader of weights the `up` of each matrix in its place; of other tensors, zeros."""
+
+    changes: dict[str, _Change] = field(default_factory=dict)
+
+    def has(self, module: str) -> bool:
+        """Whether the adapter changes a module."""
+        return module in self.changes
+
+    def take(self, name: str, *shapes: tuple[int, ...]) -> RawTensor:
+        """Zeros."""
+        return RawTensor(name, "F32", shapes[0], np.zeros(4 * math.prod(shapes[0]), np.uint8))
+
+    def matrix(self, name: str, rows: int, columns: int, order: NDArray[np.int64] | None = None) -> Matrix:
+        """`up` of a module, without columns for modules that are not changed."""
+        change = self.changes.get(name.removesuffix(".weight"))
+        if change is None or change.up is None or change.down is None:
+            return Tensor("f32", (rows, 0), np.empty((rows, 0), np.float32))
+        change.used = True
+        _check_shape(self.folder, name, change.down, (len(change.down), columns))
+        _check_shape(self.folder, name, change.up, (rows, len(change.down)))
+        up = change.up.view(_Rows)
+        up.down = change.down
+        found = Tensor("f32", (rows, len(change.down)), up)
+        return found if order is None else reordered(found, order)
+
+    def optional(self, name: str, size: int, order: NDArray[np.int64] | None = None) -> Tensor | None:
+        """What replaces a bias; None where it stays."""
+        change = self.changes.get(name.removesuffix(".bias"))
+        if change is None or (change.bias is None and change.up_bias is None):
+            return None
+        change.used = True
+        values = change.bias if change.bias is not None else change.up_bias
+        assert values is not None  # noqa: S101 -- for the type checker: one of both is there
+        _check_shape(self.folder, name, values, (size,))
+        return Tensor("f32", (size,), values if order is None else values[order])
+
+    def stacked_experts(self, *_: Any, **__: Any) -> Triple:
+        """None: PEFT changes experts in one tensor by another method, which is refused."""
+        return (), (), ()
+
+    def stacked_biases(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """None."""
+        return {}
+
+
+Biases = tuple[dict[str, Matrix], ...]
+"""The biases of a model's layers, by field."""
+
+
+def stored_biases(weights: Weights) -> Biases:
+    """The biases of a model, of which an adapter may have others in their place."""
+    return tuple({n: t for n, t in part_tensors(layer) if n.endswith("_bias")} for layer in weights.layers)
+
+
+def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path, max_rank: int) -> Adapter:
+    """The adapter in `folder` for the model at `model`, a file or folder. Raises `ModelError` if it does not fit."""
+    settings = read_adapter_config(folder)
+    if settings.highest_rank > max_rank:
+        raise ModelError(
+            f"{folder}: a rank of {settings.highest_rank}; the server takes up to {max_rank} (max_adapter_rank)"
+        )
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise ModelError(f"{folder}: {WEIGHTS_FILE} is missing; adapters are read from safetensors files only")
+    with refusing(folder):
+        checkpoint = read_checkpoint(folder)
+        changes = _changes(folder, checkpoint, settings)
+        family, factors = _family(config, model)
+        layers, prefix = _layers(folder, config, family, factors, changes)
+        outer = {
+            "embedding": _take(changes, f"{prefix}{family.model.embedding}"),
+            "lm_head": _take(changes, family.model.head) or _take(changes, "lm_head"),
+        }
+        _refuse_unused(folder, changes)
+        replaces = any(change.bias is not None for change in changes.values())
+        adapter = Adapter(
+            digest=_digest(folder, checkpoint),
+            layers=tuple(
+                _parts(folder, layer, base, replaces=replaces) for layer, base in zip(layers, biases, strict=True)
+            ),
+            embedding=_outer(folder, outer["embedding"], "embedding", config.hidden, config.vocab),
+            lm_head=_outer(folder, outer["lm_head"], "lm_head", config.vocab, config.hidden),
+        )
+    for name, part in adapter.parts():
+        if not all(np.isfinite(values).all() for values in (part.down, part.up)):
+            raise ModelError(f"{folder}: the change of {name} has numbers that are not finite")
+    return adapter
+
+
+def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig) -> dict[str, _Change]:
+    """The tensors of a checkpoint by module, scaled."""
+    changes: dict[str, _Change] = {}
+    for name, raw in checkpoint.tensors.items():
+        known = name.removeprefix(_PREFIX).replace(".default.", ".").replace(".base_layer.", ".")
+        for kinds, at in ((_DOWN, "down"), (_UP, "up"), ((_UP_BIAS,), "up_bias"), ((_BIAS,), "bias")):
+            ending = next((kind for kind in kinds if known.endswith("." + kind)), None)
+            if ending is not None and name.startswith(_PREFIX):
+                module = known.removesuffix("." + ending)
+                setattr(changes.setdefault(module, _Change()), at, _values(folder, raw))
+                break
+        else:
+            _refuse_tensor(folder, name)
+    for module, change in changes.items():
+        if (change.down is None) != (change.up is None):
+            raise ModelError(f"{folder}: {module} has one of the two matrices lora_A and lora_B")
+        if change.down is None or change.up is None:
+            continue
+        rank = settings.rank_of(module)
+        if change.down.ndim != 2 or change.up.ndim != 2 or not len(change.down) == change.up.shape[1] == rank:
+            raise ModelError(
+                f"{folder}: {module} has matrices of {change.down.shape} and {change.up.shape}, adapter_config.json "
+                f"says a rank of {rank}"
+            )
+        change.up = change.up * np.float32(settings.scale_of(module))
+        if change.up_bias is not None:
+            change.up_bias = change.up_bias * np.float32(settings.scale_of(module))
+    if not changes:
+        raise ModelError(f"{folder}: {WEIGHTS_FILE} has no tensors")
+    if all(any(getattr(change, at) is not None for change in changes.values()) for at in ("bias", "up_bias")):
+        raise ModelError(f"{folder}: it has both biases of modules and biases of lora_B; one kind is supported")
+    return changes
+
+
+def _refuse_tensor(folder: Path, name: str) -> NoReturn:
+    if "lora_magnitude_vector" in name:
+        raise ModelError(f"{folder}: tensor {name} is of DoRA, which is not supported")
+    if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
+        raise ModelError(
+            f"{folder}: tensor {name} replaces a whole embedding or head, as of a resized vocabulary, which is not "
+            "supported; train low-rank changes with the base model's vocabulary"
+        )
+    raise ModelError(f"{folder}: tensor {name} is no part of a LoRA adapter that is supported")
+
+
+def _family(config: ModelConfig, model: Path) -> tuple[HfFamily, Factors]:
+    """The family of a model, whose modules an adapter names. GGUF files have the same modules by other names."""
+    if model.is_dir():
+        path = model / "config.json"
+        data = optional_json(path)
+        family = family_of(path, data)
+        return family, {} if family.factors is None else family.factors(HfSettings(path, data))
+    family_or_none = next((each for each in FAMILIES.values() if each.name == config.architecture), None)
+    if family_or_none is None or family_or_none.factors is not None:
+        raise ModelError(f"{model}: adapters of GGUF files of {config.architecture} are not supported; use safetensors")
+    return family_or_none, {}
+
+
+def _layers(
+    folder: Path, config: ModelConfig, family: HfFamily, factors: Factors, changes: dict[str, _Change]
+) -> tuple[list[LayerWeights], str]:
+    """Layers with `up` in the place of each matrix, and the prefix of the adapter's modules."""
+    names = family.model
+    inside = [module for module in changes if names.layers in module]
+    prefix = next((p for p in names.prefixes if any(m.startswith(p + names.layers) for m in inside)), names.prefixes[0])
+    tensors = _ChangeTensors(folder, Checkpoint({}, [], []), None, changes=changes)
+    layers = [
+        LayerReader(tensors, config, family, number, f"{prefix}{names.layers}{number}.", factors).read()
+        for number in range(config.layers)
+    ]
+    return layers, prefix
+
+
+def _parts(folder: Path, changed: LayerWeights, base: dict[str, Matrix], *, replaces: bool) -> dict[str, LowRank]:
+    """The changes of one layer, by field. `replaces`: biases take the place of those in `base`."""
+    fields = dict(part_tensors(changed))
+    parts: dict[str, LowRank] = {}
+    for name, tensor in fields.items():
+        if isinstance(tensor, Tensor) and isinstance(tensor.data, _Rows) and tensor.data.down is not None:
+            parts[name] = LowRank(np.ascontiguousarray(tensor.data.down), np.array(tensor.data, np.float32))
+    for name, tensor in fields.items():
+        if not name.endswith("_bias"):
+            continue
+        field_name = name.removesuffix("_bias")
+        matrix = fields.get(field_name)
+        if matrix is None or len(matrix.shape) != 2:
+            raise ModelError(f"{folder}: it changes the bias of {field_name}, which is supported of linear layers only")
+        bias = dequantize(tensor)
+        if replaces and name in base:
+            bias = bias - dequantize(base[name])
+        none = LowRank(np.empty((0, 0), np.float32), np.empty((len(bias), 0), np.float32))
+        parts[field_name] = replace(parts.get(field_name, none), bias=bias)
+    return parts
+
+
+def _take(changes: dict[str, _Change], module: str) -> _Change | None:
+    change = changes.get(module)
+    if change is not None and change.bias is None and change.up_bias is None:
+        change.used = True
+    return change
+
+
+def _outer(folder: Path, change: _Change | None, name: str, rows: int, columns: int) -> LowRank | None:
+    if change is None or change.down is None or change.up is None:
+        return None
+    _check_shape(folder, name, change.down, (len(change.down), columns))
+    _check_shape(folder, name, change.up, (rows, len(change.down)))
+    return LowRank(np.ascontiguousarray(change.down), np.ascontiguousarray(change.up))
+
+
+def _check_shape(folder: Path, name: str, values: NDArray[np.float32], wanted: tuple[int, ...]) -> None:
+    if values.shape != wanted:
+        raise ModelError(
+            f"{folder}: the change of {name} has a matrix of {values.shape}, the model needs {wanted}; it was trained "
+            "on another base model"
+        )
+
+
+def _refuse_unused(folder: Path, changes: dict[str, _Change]) -> None:
+    unused = sorted(module for module, change in changes.items() if not change.used)
+    if unused:
+        more = f" and {len(unused) - 1} others" if len(unused) > 1 else ""
+        raise ModelError(
+            f"{folder}: it changes {unused[0]}{more}, which the served model does not have, or not in a form that can "
+            "be changed; it may be of another base model"
+        )
+
+
+def _values(folder: Path, raw: RawTensor) -> NDArray[np.float32]:
+    if raw.dtype not in _FLOATS:
+        raise ModelError(f"{folder}: tensor {raw.name} has dtype {raw.dtype}; F32, BF16 and F16 are supported")
+    values = np.frombuffer(raw.data.tobytes(), _FLOATS[raw.dtype])
+    floats = bf16_values(values) if raw.dtype == "BF16" else values.astype(np.float32)
+    return floats.reshape(raw.shape)
+
+
+def _digest(folder: Path, checkpoint: Checkpoint) -> str:
+    h = hashlib.blake2b((folder / "adapter_config.json").read_bytes(), digest_size=16)
+    for buffer in checkpoint.buffers:
+        h.update(buffer.tobytes())
+    return h.hexdigest()

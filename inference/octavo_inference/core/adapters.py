@@ -1,0 +1,289 @@
+"""The adapters that an engine offers: read in a thread, kept in host memory, on the device while requests use them.
+
+offer ──> reading ──> cached ──> loaded     A request waits until its adapter is loaded.
+             └──> failed  └──> stored       Of the cached ones, the least recently used are dropped and read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from octavo_inference.common.errors import ModelError
+from octavo_inference.core.adapter_slots import AdapterSlots
+from octavo_inference.core.backend import Backend, PreparedAdapter
+from octavo_inference.models.adapter import Adapter
+from octavo_protocol.adapters import AdapterState
+
+log = logging.getLogger(__name__)
+
+ReadAdapter = Callable[[Path], Adapter]
+"""Reads a folder. Raises `ModelError` for an adapter that cannot be served."""
+
+
+class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """State of an adapter in the engine. `key`: as it was offered."""
+
+    key: str
+    state: AdapterState
+    rank: int = 0
+    digest: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A request may run: its adapter is in `slot`. `digest` sets its prefixes apart."""
+
+    request_id: str
+    slot: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """A request whose adapter cannot be used."""
+
+    request_id: str
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What the thread found: an adapter in the form of the backend, or why there is none."""
+
+    prepared: PreparedAdapter | None
+    rank: int = 0
+    digest: str = ""
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Offered:
+    path: Path
+    read: _Read | None = None
+    reading: Future[object] | None = None
+    withdrawn: bool = False
+    waiting: deque[str] = field(default_factory=deque)
+
+
+class AdapterPool:
+    """The adapters of one engine; `read` runs in a thread. `max_cached`: those kept in host memory, loaded ones too.
+
+    Used from the engine's thread. `on_ready` is called in the other thread when `advance` has something to do.
+    """
+
+    def __init__(self, backend: Backend, read: ReadAdapter | None, max_cached: int) -> None:
+        self.on_ready: Callable[[], object] = lambda: None
+        self._backend = backend
+        self._read_adapter = read
+        self._max_cached = max(max_cached, backend.adapter_slots)
+        self._slots = AdapterSlots(backend.adapter_slots)
+        self._offered: dict[str, _Offered] = {}
+        self._executor = ThreadPoolExecutor(1, "octavo-adapters")
+        self._done: deque[tuple[str, _Offered, _Read]] = deque()
+        # Adapters with waiting requests, in the order of the first of each.
+        self._queue: OrderedDict[str, None] = OrderedDict()
+        # The least recently used first.
+        self._cached: OrderedDict[str, None] = OrderedDict()
+        self._users: dict[str, str] = {}
+        self._changed = False
+
+    @property
+    def waiting(self) -> list[str]:
+        """The ids of requests that wait for their adapter."""
+        return [request_id for key in self._queue for request_id in self._offered[key].waiting]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if `advance` has something to do now."""
+        return bool(self._done)
+
+    def offer(self, key: str, path: str) -> None:
+        """Read an adapter and keep it, on the device if there is a free slot."""
+        if key not in self._offered:
+            self._offered[key] = _Offered(Path(path))
+            self._start(key)
+            self._changed = True
+
+    def withdraw(self, key: str) -> None:
+        """Take no new requests for an adapter. Those that have begun go on; those that wait are denied by `advance`."""
+        if key in self._offered:
+            self._offered[key].withdrawn = True
+            self._drop_withdrawn(key)
+            self._changed = True
+
+    def begin(self, request_id: str, key: str) -> Granted | Denied | None:
+        """A new request for an adapter. None: it waits, and `advance` returns it later."""
+        offered = self._offered.get(key)
+        if offered is None or offered.withdrawn:
+            return Denied(request_id, "it is not there any more")
+        if offered.read is not None and offered.read.failure:
+            return Denied(request_id, offered.read.failure)
+        slot = self._slots.acquire(key)
+        if slot is None or offered.read is None:
+            offered.waiting.append(request_id)
+            self._queue.setdefault(key)
+            return None
+        return self._grant(request_id, key, slot, offered.read)
+
+    def finished(self, request_id: str) -> None:
+        """A request has ended, running or waiting."""
+        key = self._users.pop(request_id, None)
+        if key is not None:
+            self._slots.release(key)
+            self._drop_withdrawn(key)
+            return
+        for key in list(self._queue):
+            waiting = self._offered[key].waiting
+            if request_id in waiting:
+                waiting.remove(request_id)
+                if not waiting:
+                    del self._queue[key]
+                    self._drop_withdrawn(key)
+
+    def advance(self) -> Iterator[Granted | Denied]:
+        """Take what was read, load what requests wait for, and let these requests go on."""
+        self._take()
+        for key in list(self._queue):
+            offered = self._offered[key]
+            if offered.withdrawn or (offered.read is not None and offered.read.failure):
+                failure = "it is not there any more" if offered.read is None else offered.read.failure
+                yield from self._deny(key, failure or "it is not there any more")
+            elif offered.read is None or offered.read.prepared is None:
+                self._start(key)
+            elif not self._load(key, offered.read):
+                self._slots.make_room()
+                return
+            else:
+                del self._queue[key]
+                waiting, offered.waiting = offered.waiting, deque()
+                for request_id in waiting:
+                    slot = self._slots.acquire(key)
+                    assert slot is not None  # noqa: S101 -- it was just loaded
+                    yield self._grant(request_id, key, slot, offered.read)
+
+    def changes(self) -> list[EngineAdapter] | None:
+        """The state of all adapters if any has changed since the last call, else None."""
+        if not self._changed:
+            return None
+        self._changed = False
+        return [self._state(key, offered) for key, offered in self._offered.items()]
+
+    def wait(self) -> None:
+        """Wait until an adapter that is being read is there. For programs without other work."""
+        futures = (offered.reading for offered in self._offered.values() if offered.reading is not None)
+        first = next(futures, None)
+        if first is not None:
+            first.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _grant(self, request_id: str, key: str, slot: int, read: _Read) -> Granted:
+        self._users[request_id] = key
+        self._cached.move_to_end(key)
+        return Granted(request_id, slot, read.digest)
+
+    def _deny(self, key: str, failure: str) -> Iterator[Denied]:
+        offered = self._offered[key]
+        del self._queue[key]
+        waiting, offered.waiting = offered.waiting, deque()
+        self._drop_withdrawn(key)
+        yield from (Denied(request_id, failure) for request_id in waiting)
+
+    def _take(self) -> None:
+        """Take what the thread has read."""
+        while self._done:
+            key, offered, read = self._done.popleft()
+            offered.reading = None
+            if self._offered.get(key) is not offered:
+                continue  # withdrawn since
+            self._changed = True
+            offered.read = read
+            if read.prepared is not None:
+                self._cached[key] = None
+                if self._slots.has_free:
+                    self._load(key, read)
+                self._drop_cached()
+            self._drop_withdrawn(key)
+
+    def _load(self, key: str, read: _Read) -> bool:
+        """Load an adapter into a slot. Returns False if all slots are in use."""
+        placed = self._slots.place(key)
+        if placed is None:
+            return False
+        slot, absent = placed
+        if absent:
+            self._backend.load_adapter(slot, read.prepared)
+            self._changed = True
+            self._drop_cached()
+        return True
+
+    def _drop_cached(self) -> None:
+        """Forget the adapters that were not used for longest, down to the limit. They are read again when needed."""
+        loaded = set(self._slots.keys)
+        for key in [key for key in self._cached if key not in loaded and key not in self._queue]:
+            if len(self._cached) <= self._max_cached:
+                return
+            del self._cached[key]
+            read = self._offered[key].read
+            if read is not None:
+                self._offered[key].read = _Read(None, read.rank, read.digest)
+            self._changed = True
+
+    def _drop_withdrawn(self, key: str) -> None:
+        """Forget an adapter that was withdrawn, once no request uses it."""
+        offered = self._offered[key]
+        if not offered.withdrawn or offered.waiting or self._slots.users(key):
+            return
+        slot = self._slots.remove(key)
+        if slot is not None:
+            self._backend.load_adapter(slot, None)
+        self._cached.pop(key, None)
+        del self._offered[key]
+        self._changed = True
+
+    def _start(self, key: str) -> None:
+        offered = self._offered[key]
+        if offered.reading is None:
+            offered.reading = self._executor.submit(self._run, key, offered)
+
+    def _run(self, key: str, offered: _Offered) -> object:
+        """In the thread: read an adapter, and bring it into the backend's form."""
+        if self._read_adapter is None:
+            self._done.append((key, offered, _Read(None, failure="this model takes no adapters")))
+            return self.on_ready()
+        try:
+            adapter = self._read_adapter(offered.path)
+            found = _Read(self._backend.prepare_adapter(adapter), adapter.rank, adapter.digest)
+        except ModelError as error:
+            found = _Read(None, failure=str(error))
+        except Exception as error:
+            log.exception("an adapter could not be read")
+            found = _Read(None, failure=f"it could not be read: {type(error).__name__}")
+        self._done.append((key, offered, found))
+        return self.on_ready()
+
+    def _state(self, key: str, offered: _Offered) -> EngineAdapter:
+        read = offered.read
+        state: AdapterState = "loading"
+        if read is not None:
+            loaded = key in self._slots.keys
+            state = (
+                "failed" if read.failure else "loaded" if loaded else "stored" if read.prepared is None else "cached"
+            )
+        return EngineAdapter(
+            key=key,
+            state=state,
+            rank=0 if read is None else read.rank,
+            digest="" if read is None else read.digest,
+            failure="" if read is None else read.failure,
+        )

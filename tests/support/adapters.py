@@ -1,0 +1,116 @@
+"""Adapters of random numbers: in memory, merged into weights, and as PEFT saves them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.weights import (
+    ExpertWeights,
+    LatentWeights,
+    LayerWeights,
+    StateWeights,
+    Tensor,
+    Weights,
+    dequantize,
+    part_tensors,
+)
+
+ALL = ("q", "k", "v", "o", "gate", "up", "down")
+
+
+def low_rank(rng: np.random.Generator, shape: tuple[int, ...], rank: int, size: float = 0.5) -> LowRank:
+    """A change of a matrix, `size` times as large as the random matrices of tests."""
+    rows, columns = shape
+    down = rng.standard_normal((rank, columns)).astype(np.float32) / columns**0.5
+    up = rng.standard_normal((rows, rank)).astype(np.float32) * np.float32(size / rank**0.5)
+    return LowRank(down, up)
+
+
+def random_adapter(
+    weights: Weights,
+    rng: np.random.Generator,
+    rank: int,
+    fields: Sequence[str] = ALL,
+    *,
+    outer: bool = False,
+    bias: bool = False,
+) -> Adapter:
+    """Changes of those matrices whose names begin with one of `fields`; `outer`: of embedding and lm_head, too."""
+
+    def change(shape: tuple[int, ...]) -> LowRank:
+        found = low_rank(rng, shape, rank)
+        values = rng.standard_normal(shape[0]).astype(np.float32)
+        return replace(found, bias=values) if bias else found
+
+    layers = tuple(
+        {
+            name: change(tensor.shape)
+            for name, tensor in part_tensors(layer)
+            if any(name == field or name.startswith(f"{field}.") for field in fields)
+        }
+        for layer in weights.layers
+    )
+    vocab, hidden = weights.embedding.shape
+    return Adapter(
+        digest=str(int(rng.integers(1, 1 << 30))),
+        layers=layers,
+        embedding=low_rank(rng, (hidden, vocab), rank, 0.2) if outer else None,
+        lm_head=low_rank(rng, (vocab, hidden), rank) if outer else None,
+    )
+
+
+def merged(weights: Weights, adapter: Adapter) -> Weights:
+    """The weights with an adapter's changes in them, in float32."""
+    layers = tuple(_merged_part(layer, changes) for layer, changes in zip(weights.layers, adapter.layers, strict=True))
+    embedding, head = _floats(weights.embedding), _floats(weights.lm_head)
+    if adapter.embedding is not None:
+        embedding = embedding + adapter.embedding.merged.T
+    if adapter.lm_head is not None:
+        head = head + adapter.lm_head.merged
+    return replace(weights, layers=layers, embedding=_tensor(embedding), lm_head=_tensor(head))
+
+
+def _merged_part(part: Any, changes: Mapping[str, LowRank], prefix: str = "") -> Any:
+    fields: dict[str, Any] = {}
+    for name in part.__dataclass_fields__:
+        value, key = getattr(part, name), prefix + name
+        if isinstance(value, (LayerWeights, ExpertWeights, LatentWeights, StateWeights)):
+            fields[name] = _merged_part(value, changes, f"{key}.")
+        elif isinstance(value, tuple) and value:
+            fields[name] = tuple(
+                _tensor(_floats(each) + changes[f"{key}.{number}"].merged) if f"{key}.{number}" in changes else each
+                for number, each in enumerate(value)
+            )
+        elif key in changes:
+            fields[name] = _tensor(_floats(value) + changes[key].merged)
+            bias = changes[key].bias
+            if bias is not None:
+                before = getattr(part, f"{name}_bias")
+                fields[f"{name}_bias"] = _tensor(bias if before is None else _floats(before) + bias)
+    return replace(part, **fields)
+
+
+def _floats(tensor: Any) -> np.ndarray:
+    return dequantize(tensor).astype(np.float32)
+
+
+def _tensor(values: np.ndarray) -> Tensor:
+    return Tensor("f32", values.shape, values)
+
+
+def save_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
+    """A folder as PEFT writes it; `tensors` by the names behind `base_model.model.`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {f"base_model.model.{name}": value for name, value in tensors.items()}, folder / "adapter_model.safetensors"
+    )
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16} | config))
+    return folder

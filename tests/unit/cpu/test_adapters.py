@@ -1,0 +1,144 @@
+"""Adapters in the native step and in the reference: equal to merged weights, alone and in mixed batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.support.adapters import ALL, merged, random_adapter
+
+from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.reference.backend import ReferenceBackend
+from octavo_inference.common.errors import ModelError
+from octavo_inference.core.gather import Batch
+from octavo_inference.models.adapter import Adapter
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.weights import Weights
+
+from .decoders import random_weights
+from .test_decoder_flags import FAMILIES, PRUNED
+from .test_forward import TINY, Float32, Story, batch_of, create, stories
+
+NO_ADAPTER = -1
+BASE = replace(TINY, layers=3, max_positions=256)
+FLAGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "biases": {"qkv_bias": True, "output_bias": True, "mlp_bias": True, "head_bias": True},
+    "seven heads": {"heads": 7, "kv_heads": 1},
+    "scaled embeddings": {"embedding_scale": 8.0, "logit_softcap": 20.0},
+    "output norms": {"output_norms": True},
+    "layers of unlike sizes": {"parts": PRUNED},
+    **{name: flags for name, flags in FAMILIES.items() if name in {"gpt-2", "gpt-neox", "bloom"}},
+}
+
+
+def with_slots(batch: Batch, slots: list[int]) -> Batch:
+    counts = batch.query_start[1:] - batch.query_start[:-1]
+    return replace(batch, adapter=np.repeat(np.array(slots, np.int32), counts))
+
+
+def model_of(name: str) -> tuple[ModelConfig, Weights]:
+    flags = dict(FLAGS[name])
+    options = {key: flags.pop(key) for key in ("norm_biases", "norms_by_head", "token_types") if key in flags}
+    config = replace(BASE, **flags)
+    return config, random_weights(config, np.random.default_rng(7), **options)
+
+
+def expected(
+    config: ModelConfig, weights: Weights, adapters: list[Adapter], told: list[Story], slots: list[int]
+) -> Float32:
+    """Each sequence's logits by weights with its adapter merged into them."""
+    each = [weights if slot < 0 else merged(weights, adapters[slot]) for slot in slots]
+    found = []
+    for own, story in zip(each, told, strict=True):
+        backend = ReferenceBackend(config, own, num_blocks=24, block_size=32, max_model_len=256)
+        found.append(backend.logits(batch_of([story]))[0])
+    return np.stack(found)
+
+
+def close(found: Float32, wanted: Float32) -> None:
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max(), rtol=0)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_a_mixed_batch_equals_merged_weights(kernels: Kernels, name: str) -> None:
+    config, weights = model_of(name)
+    rng = np.random.default_rng(1)
+    adapters = [
+        random_adapter(weights, rng, rank, fields, outer=outer)
+        for rank, fields, outer in ((4, ALL, False), (37, ("q", "v", "down"), True), (64, ALL, True))
+    ]
+    native = create(config, weights, kernels, adapter_slots=3, max_adapter_rank=64)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=3)
+    for slot, adapter in enumerate(adapters):
+        native.load_adapter(slot, native.prepare_adapter(adapter))
+        reference.load_adapter(slot, reference.prepare_adapter(adapter))
+    told = stories(rng, [1, 70, 5, 33, 1, 40])
+    told = [replace_tokens(story, config.vocab) for story in told]
+    slots = [2, 1, NO_ADAPTER, 0, 0, 2]
+    wanted = expected(config, weights, adapters, told, slots)
+    batch = with_slots(batch_of(told), slots)
+    close(reference.logits(batch), wanted)
+    close(native.logits(batch), wanted)
+    close(native.logits(batch_of(told)), expected(config, weights, adapters, told, [NO_ADAPTER] * 6))
+
+
+def replace_tokens(story: Story, vocab: int) -> Story:
+    return Story([token % vocab for token in story.tokens], story.blocks, story.start, story.end)
+
+
+def test_biases_are_added(kernels: Kernels) -> None:
+    config, weights = model_of("biases")
+    rng = np.random.default_rng(2)
+    adapter = random_adapter(weights, rng, 8, bias=True)
+    native = create(config, weights, kernels, adapter_slots=1, max_adapter_rank=8)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=1)
+    told = stories(rng, [9, 2])
+    wanted = expected(config, weights, [adapter], told, [0, NO_ADAPTER])
+    for backend in (native, reference):
+        backend.load_adapter(0, backend.prepare_adapter(adapter))
+        close(backend.logits(with_slots(batch_of(told), [0, NO_ADAPTER])), wanted)
+
+
+def test_a_row_has_the_same_bits_in_any_company(kernels: Kernels) -> None:
+    config, weights = model_of("llama")
+    rng = np.random.default_rng(3)
+    adapters = [random_adapter(weights, rng, 16, outer=True) for _ in range(8)]
+    native = create(config, weights, kernels, adapter_slots=8, max_adapter_rank=16)
+    for slot, adapter in enumerate(adapters):
+        native.load_adapter(slot, native.prepare_adapter(adapter))
+    told = stories(rng, [3, 40, 1, 17, 8, 2, 1, 1])
+    slots = [0, 3, 3, NO_ADAPTER, 7, 1, 0, 0]
+    together = native.logits(with_slots(batch_of(told), slots))
+    for row, (story, slot) in enumerate(zip(told, slots, strict=True)):
+        alone = native.logits(with_slots(batch_of([story]), [slot]))
+        np.testing.assert_allclose(alone[0], together[row], atol=1e-5 * np.abs(together).max(), rtol=0)
+
+
+def test_greedy_tokens_and_log_probabilities_have_the_adapter(kernels: Kernels) -> None:
+    config, weights = model_of("llama")
+    rng = np.random.default_rng(4)
+    adapter = random_adapter(weights, rng, 16, outer=True)
+    native = create(config, weights, kernels, adapter_slots=1, max_adapter_rank=16)
+    native.load_adapter(0, native.prepare_adapter(adapter))
+    told = stories(rng, [12, 7])
+    batch = with_slots(batch_of(told), [0, NO_ADAPTER])
+    logits = expected(config, weights, [adapter], told, [0, NO_ADAPTER])
+    assert native.step(batch).tokens.tolist() == logits.argmax(1).tolist()
+    scored = replace(batch, sample=replace(batch.sample, logprobs=np.full(2, 3, np.int32)))
+    result = native.step(scored)
+    normed = (
+        logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) - logits.max(1)[:, None]
+    )
+    np.testing.assert_allclose(result.logprob, normed.max(1), atol=1e-3)
+
+
+def test_changes_that_no_kernel_makes_are_refused(kernels: Kernels) -> None:
+    config, weights = model_of("llama")
+    native = create(config, weights, kernels, adapter_slots=1, max_adapter_rank=8)
+    adapter = random_adapter(weights, np.random.default_rng(0), 2)
+    strange = replace(adapter, layers=({"experts.router": adapter.layers[0]["q"]}, *adapter.layers[1:]))
+    with pytest.raises(ModelError, match=r"changes experts\.router of layer 0, which this backend cannot do"):
+        native.prepare_adapter(strange)

@@ -94,6 +94,8 @@ class AdapterPool:
         self._cached: OrderedDict[str, None] = OrderedDict()
         self._users: dict[str, str] = {}
         self._changed = False
+        # Requests wait for an adapter that was withdrawn.
+        self._denies = False
 
     @property
     def waiting(self) -> list[str]:
@@ -103,7 +105,7 @@ class AdapterPool:
     @property
     def is_ready(self) -> bool:
         """True if `advance` has something to do now."""
-        return bool(self._done)
+        return bool(self._done) or self._denies
 
     def offer(self, key: str, path: str) -> None:
         """Read an adapter and keep it, on the device if there is a free slot."""
@@ -116,6 +118,7 @@ class AdapterPool:
         """Take no new requests for an adapter. Those that have begun go on; those that wait are denied by `advance`."""
         if key in self._offered:
             self._offered[key].withdrawn = True
+            self._denies = self._denies or bool(self._offered[key].waiting)
             self._drop_withdrawn(key)
             self._changed = True
 
@@ -151,6 +154,7 @@ class AdapterPool:
     def advance(self) -> Iterator[Granted | Denied]:
         """Take what was read, load what requests wait for, and let these requests go on."""
         self._take()
+        self._denies = False
         for key in list(self._queue):
             offered = self._offered[key]
             if offered.withdrawn or (offered.read is not None and offered.read.failure):

@@ -33,6 +33,7 @@ def parse(argv: Sequence[str]) -> ServerSettings:
             raise SettingsError(f"{explicit.config}: {error}", error.field) from None
     model = explicit.named or explicit.model
     settings = server_settings({**vars(explicit), "model": model})
+    _check_adapters(settings)
     if settings.engine.batching == "static" and settings.engine.static_wait_ms / 1000 >= settings.stall_seconds:
         raise SettingsError(
             f"--static-wait-ms: {settings.engine.static_wait_ms} is not less than "
@@ -40,6 +41,21 @@ def parse(argv: Sequence[str]) -> ServerSettings:
             "--static-wait-ms",
         )
     return settings
+
+
+def _check_adapters(settings: ServerSettings) -> None:
+    """Raise `SettingsError` for adapters that no slot is set aside for, or of the same name."""
+    given = {"--adapter": settings.adapters, "--adapters-file": settings.adapters_file}
+    for flag, value in given.items():
+        if value and not settings.engine.max_loaded_adapters:
+            raise SettingsError(
+                f"{flag}: no adapter can be loaded with --max-loaded-adapters 0; set it to how many one step may use",
+                flag,
+            )
+    names = [each.partition("=")[0] for each in settings.adapters]
+    twice = next((name for name in names if names.count(name) > 1 or name in settings.served_model_names), None)
+    if twice is not None:
+        raise SettingsError(f"--adapter: the name {twice!r} is taken already; choose another one", "--adapter")
 
 
 def server_settings(values: Mapping[str, Any]) -> ServerSettings:

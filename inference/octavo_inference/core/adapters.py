@@ -35,6 +35,10 @@ class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     digest: str = ""
     failure: str = ""
+    running: int = 0
+    """Requests that use it."""
+    waiting: int = 0
+    """Requests that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class AdapterPool:
         slot = self._slots.acquire(key)
         if slot is None or offered.read is None:
             offered.waiting.append(request_id)
+            self._changed = True
             self._queue.setdefault(key)
             return None
         return self._grant(request_id, key, slot, offered.read)
@@ -140,12 +145,14 @@ class AdapterPool:
         """A request has ended, running or waiting."""
         key = self._users.pop(request_id, None)
         if key is not None:
+            self._changed = True
             self._slots.release(key)
             self._drop_withdrawn(key)
             return
         for key in list(self._queue):
             waiting = self._offered[key].waiting
             if request_id in waiting:
+                self._changed = True
                 waiting.remove(request_id)
                 if not waiting:
                     del self._queue[key]
@@ -193,6 +200,7 @@ class AdapterPool:
 
     def _grant(self, request_id: str, key: str, slot: int, read: _Read) -> Granted:
         self._users[request_id] = key
+        self._changed = True
         self._cached.move_to_end(key)
         return Granted(request_id, slot, read.digest)
 
@@ -290,4 +298,6 @@ class AdapterPool:
             rank=0 if read is None else read.rank,
             digest="" if read is None else read.digest,
             failure="" if read is None else read.failure,
+            running=self._slots.users(key),
+            waiting=len(offered.waiting),
         )

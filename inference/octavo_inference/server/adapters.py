@@ -126,7 +126,7 @@ class Adapters:
         self._changed.set()
 
     async def load(self, name: str, path: str) -> str:
-        """Read an adapter, then let it take the place of one with the same name. Returns why it cannot be used, or ""."""
+        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or ""."""
         candidate = self._new(name, path, path, listed=False)
         try:
             await self._read([candidate])

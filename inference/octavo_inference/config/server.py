@@ -62,8 +62,8 @@ def server_settings(values: Mapping[str, Any]) -> ServerSettings:
     """Settings from parsed flags by field; ignores other entries."""
     engine = {setting.name: values[setting.name] for setting in _ENGINE}
     own = {setting.name: values[setting.name] for setting in _SERVER if setting.name in values}
-    names = tuple(dict.fromkeys(own.pop("served_model_names") or ()))
-    return ServerSettings(engine=EngineSettings(**engine), served_model_names=names, **own)
+    names, adapters = (tuple(dict.fromkeys(own.pop(field, None) or ())) for field in ("served_model_names", "adapters"))
+    return ServerSettings(engine=EngineSettings(**engine), served_model_names=names, adapters=adapters, **own)
 
 
 def engine_parser(prog: str, description: str) -> FlagParser:

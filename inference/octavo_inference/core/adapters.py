@@ -98,8 +98,6 @@ class AdapterPool:
         self._cached: OrderedDict[str, None] = OrderedDict()
         self._users: dict[str, str] = {}
         self._changed = False
-        # Requests wait for an adapter that was withdrawn.
-        self._denies = False
 
     @property
     def waiting(self) -> list[str]:
@@ -109,7 +107,7 @@ class AdapterPool:
     @property
     def is_ready(self) -> bool:
         """True if `advance` has something to do now."""
-        return bool(self._done) or self._denies
+        return bool(self._done)
 
     def offer(self, key: str, path: str) -> None:
         """Read an adapter and keep it, on the device if there is a free slot."""
@@ -119,17 +117,16 @@ class AdapterPool:
             self._changed = True
 
     def withdraw(self, key: str) -> None:
-        """Take no new requests for an adapter. Those that have begun go on; those that wait are denied by `advance`."""
+        """Forget an adapter once no request uses it or waits for it. The sender lets no new ones begin."""
         if key in self._offered:
             self._offered[key].withdrawn = True
-            self._denies = self._denies or bool(self._offered[key].waiting)
             self._drop_withdrawn(key)
             self._changed = True
 
     def begin(self, request_id: str, key: str) -> Granted | Denied | None:
         """A new request for an adapter. None: it waits, and `advance` returns it later."""
         offered = self._offered.get(key)
-        if offered is None or offered.withdrawn:
+        if offered is None:
             return Denied(request_id, "it is not there any more")
         if offered.read is not None and offered.read.failure:
             return Denied(request_id, offered.read.failure)
@@ -161,12 +158,10 @@ class AdapterPool:
     def advance(self) -> Iterator[Granted | Denied]:
         """Take what was read, load what requests wait for, and let these requests go on."""
         self._take()
-        self._denies = False
         for key in list(self._queue):
             offered = self._offered[key]
-            if offered.withdrawn or (offered.read is not None and offered.read.failure):
-                failure = "it is not there any more" if offered.read is None else offered.read.failure
-                yield from self._deny(key, failure or "it is not there any more")
+            if offered.read is not None and offered.read.failure:
+                yield from self._deny(key, offered.read.failure)
             elif offered.read is None or offered.read.prepared is None:
                 self._start(key)
             elif not self._load(key, offered.read):

@@ -17,6 +17,8 @@ from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
 from octavo_inference.engine.output_router import OutputRouter
 from octavo_protocol.adapters import AdapterReport, ListedAdapter
 
+# From the check of a request's model until the engine has the request.
+_GRACE_SECONDS = 10.0
 log = logging.getLogger("octavo.server")
 
 
@@ -158,5 +160,7 @@ class Adapters:
         return adapter
 
     def _drop(self, adapter: ServedAdapter) -> None:
+        """Let the engine forget an adapter, when requests that have it already but are still tokenized are there."""
         if self._by_key.pop(adapter.key, None) is not None:
-            self._router.send(WithdrawAdapter(key=adapter.key))
+            message = WithdrawAdapter(key=adapter.key)
+            asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._router.send, message)

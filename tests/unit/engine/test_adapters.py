@@ -189,15 +189,17 @@ def test_those_not_used_for_longest_leave_host_memory_and_are_read_again() -> No
     assert server.states[stored] == "loaded"
 
 
-def test_a_withdrawn_adapter_finishes_its_requests_and_takes_no_more(server: Server) -> None:
+def test_a_withdrawn_adapter_finishes_its_requests(server: Server) -> None:
     server.offer(1)
     server.submit("runs", "1", tokens=10)
     server.engine.step()
     server.engine.adapters.withdraw("1")
+    server.submit("on its way", "1")
+    assert server.backend.adapters[0] == 1
+    found = server.run()
+    assert found["runs"][-1].finish_reason == found["on its way"][-1].finish_reason == "length"
     with pytest.raises(RequestError, match="not there any more"):
         server.submit("late", "1")
-    assert server.backend.adapters[0] == 1
-    assert server.run()["runs"][-1].finish_reason == "length"
     assert server.backend.adapters == [None, None]
     assert server.engine.adapters.changes() is None
     server.offer(2)
@@ -205,15 +207,14 @@ def test_a_withdrawn_adapter_finishes_its_requests_and_takes_no_more(server: Ser
     assert tokens(server.run()["next"])
 
 
-def test_requests_that_wait_for_a_withdrawn_adapter_end(server: Server) -> None:
+def test_requests_that_wait_for_a_withdrawn_adapter_are_served(server: Server) -> None:
     server.reader.gate.clear()
     server.engine.adapters.offer("1", "/adapters/1")
     server.submit("waits", "1")
     server.engine.adapters.withdraw("1")
-    found = server.run()
-    assert not server.reader.read
-    assert found["waits"][-1].error == "the adapter cannot be used: it is not there any more"
     server.reader.gate.set()
+    assert server.run()["waits"][-1].finish_reason == "length"
+    assert server.backend.adapters == [None, None]
 
 
 def test_an_aborted_or_late_request_gives_its_slot_back() -> None:

@@ -6,6 +6,7 @@ from operator import attrgetter
 
 from msgspec.structs import fields
 
+from octavo_protocol.adapters import MAX_ADAPTERS, is_adapter_name
 from octavo_protocol.load import LoadReport
 
 # Upper bound of every number in a report.
@@ -31,3 +32,14 @@ def implausible(report: LoadReport) -> str | None:
     if report.running > report.max_running:
         return f"running is {report.running}, more than max_running {report.max_running}"
     return None
+
+
+def implausible_adapters(report: LoadReport) -> str | None:
+    """What is wrong with the list of adapters in a report, as text; None if it is plausible."""
+    names = [adapter.name for adapter in report.adapters]
+    if len(names) > MAX_ADAPTERS:
+        return f"{len(names)} adapters; at most {MAX_ADAPTERS} are possible"
+    if len(set(names)) < len(names):
+        return "two adapters have one name"
+    invalid = next((name for name in names if not is_adapter_name(name)), None)
+    return None if invalid is None else f"{invalid[:128]!r} is not the name of an adapter"

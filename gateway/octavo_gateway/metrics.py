@@ -10,7 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.registry import ModelRegistry, ServedModel
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_gateway.pool.reservation import Reservation
 
 UNKNOWN = "unknown"
@@ -103,7 +103,7 @@ class GatewayMetrics:
         self._models = models
         registry.register(_Gauges(models))
 
-    def model(self, served: ServedModel) -> str:
+    def model(self, served: NamedModel) -> str:
         """The value of the label `model` for requests: the served name of a model, or the name of an adapter."""
         name = served.adapter
         if not name:

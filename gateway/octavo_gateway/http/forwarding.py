@@ -20,7 +20,7 @@ from octavo_gateway.http.request_keys import ENTRY, ID, MODEL
 from octavo_gateway.http.response_finder import ResponseFinder
 from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.registry import ModelRegistry, ServedModel
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.pool.stored_responses import StoredAt
 from octavo_gateway.queueing.hold_queue import RequestAttributes
@@ -94,14 +94,14 @@ class Forwarding:
         if usage.sent and route.usage is not UsageForm.NONE:
             self.metrics.used(call.model, route.template, usage.prompt, usage.output)
 
-    def find(self, name: str, entry: ApiKey) -> ServedModel:
+    def find(self, name: str, entry: ApiKey) -> NamedModel:
         """A model that the caller may use. Raises `ApiError` 404."""
         model = self.registry.find(name)
         if model is None or not entry.may_use(model.names):
             raise unknown_model(name)
         return model
 
-    def _models(self, route: Route, request: web.Request, head: RequestHead, entry: ApiKey) -> Sequence[ServedModel]:
+    def _models(self, route: Route, request: web.Request, head: RequestHead, entry: ApiKey) -> Sequence[NamedModel]:
         """The models that may answer: one, or all that the caller may use for a stored response.
 
         Without a name it is the only model of the caller; adapters count if the caller may use no other model. Raises
@@ -124,8 +124,8 @@ class Forwarding:
         return models
 
     async def _place(
-        self, route: Route, request: web.Request, head: RequestHead, models: Sequence[ServedModel]
-    ) -> tuple[ServedModel, StoredAt | None]:
+        self, route: Route, request: web.Request, head: RequestHead, models: Sequence[NamedModel]
+    ) -> tuple[NamedModel, StoredAt | None]:
         """The model that answers, and the place of the stored response to which the request refers."""
         tenant = request[ENTRY].tenant
         pools = list(dict.fromkeys(model.pool for model in models))
@@ -138,7 +138,7 @@ class Forwarding:
                     404, f"Response with id {shown!r} not found.", code="response_not_found", param="response_id"
                 )
             # The replica that stores the response answers, whichever adapter generated it.
-            return ServedModel(found[0]), found[1]
+            return NamedModel(found[0]), found[1]
         if route.continues and (earlier := head.earlier_response()) is not None:
             found = await self.finder.find(pools, tenant, earlier, request[ID])
             if found is not None:
@@ -147,7 +147,7 @@ class Forwarding:
 
 
 def _prompt(
-    route: Route, request: web.Request, head: RequestHead, entry: ApiKey, models: Sequence[ServedModel]
+    route: Route, request: web.Request, head: RequestHead, entry: ApiKey, models: Sequence[NamedModel]
 ) -> Prompt:
     if not route.in_engine:
         return _NO_TOKENS

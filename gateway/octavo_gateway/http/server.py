@@ -33,7 +33,7 @@ from octavo_gateway.http.page import PAGE_PATHS, Page
 from octavo_gateway.http.request_body import later
 from octavo_gateway.http.request_keys import ENTRY, ID, MODEL, ROUTE
 from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
-from octavo_gateway.pool.registry import ModelRegistry, ServedModel
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD, PATH_PEERS
 from octavo_protocol.routes import BODY_LIMIT, OPEN_PATHS, ROUTES, Route, Work
@@ -264,7 +264,7 @@ async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
     response.headers.pop("Server", None)
 
 
-def _entries(model: ServedModel) -> list[ModelEntry]:
+def _entries(model: NamedModel) -> list[ModelEntry]:
     deployment = model.pool.deployment
     return entries_of(deployment.models, model.adapter, deployment.created)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from octavo_gateway.discovery.endpoints import Deployment, Key, ModelTable
 from octavo_gateway.pool import refusals
-from octavo_gateway.pool.model_names import ModelNames
+from octavo_gateway.pool.model_directory import ModelDirectory
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.pool.replica_selector import GATEWAYS
@@ -18,7 +18,7 @@ from octavo_gateway.routing.prefix_index import PrefixIndex
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class NamedModel:
     """A model that requests name: the own one of a pool, or an adapter. `adapter`: its name, "" for the own one."""
 
     pool: ModelPool
@@ -44,14 +44,14 @@ class ModelRegistry:
         self._clock = clock
         self._unix = unix
         self._random = random
-        self.names = ModelNames()
+        self.directory = ModelDirectory()
         self.index = PrefixIndex()
         self._gateways = GATEWAYS
         self._pools: dict[Key, ModelPool] = {}
 
     def update(self, table: ModelTable) -> None:
         """Adopt a new table. Requests held for a deleted deployment get an error."""
-        self.names.adopt(table)
+        self.directory.adopt(table)
         for key in self._pools.keys() - table.deployments.keys():
             gone = self._pools.pop(key)
             for url in gone.replicas:
@@ -68,18 +68,18 @@ class ModelRegistry:
         for pool in self._pools.values():
             pool.selector.gateways = gateways
 
-    def find(self, name: str) -> ServedModel | None:
+    def find(self, name: str) -> NamedModel | None:
         """The model of a name."""
-        key, adapter = self.names.find(name) or (None, "")
+        key, adapter = self.directory.find(name) or (None, "")
         pool = self._pools.get(key) if key else None
-        return ServedModel(pool, adapter) if pool else None
+        return NamedModel(pool, adapter) if pool else None
 
-    def models(self) -> Iterator[ServedModel]:
+    def models(self) -> Iterator[NamedModel]:
         """All models in the order of their deployments' names, each followed by its adapters."""
-        for key in self.names.table.deployments:
+        for key in self.directory.table.deployments:
             if (pool := self._pools.get(key)) is not None:
-                yield ServedModel(pool)
-                yield from (ServedModel(pool, adapter) for adapter in self.names.adapters(key))
+                yield NamedModel(pool)
+                yield from (NamedModel(pool, adapter) for adapter in self.directory.adapters(key))
 
     def pools(self) -> Iterable[ModelPool]:
         """The pools of all deployments."""
@@ -93,5 +93,5 @@ class ModelRegistry:
 
     def _pool(self, deployment: Deployment) -> ModelPool:
         queue: HoldQueue[Reservation] = HoldQueue(self._bounds)
-        named = partial(self.names.claim, deployment.key)
+        named = partial(self.directory.claim, deployment.key)
         return ModelPool(deployment, queue, self.index, self._clock, self._random, self._unix, self._gateways, named)

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo_gateway.discovery.endpoints import Deployment, ModelTable, build, table
-from octavo_gateway.pool.model_names import ModelNames
+from octavo_gateway.pool.model_directory import ModelDirectory
 from octavo_gateway.pool.pool_adapters import PoolAdapters
 from octavo_protocol.adapters import AdapterReport
 
 
 def names_of(*deployments, **adapters):
     """`adapters`: those of each deployment, by its name."""
-    names = ModelNames()
+    names = ModelDirectory()
     names.adopt(table(deployments))
     for name, found in adapters.items():
         names.claim(("ns", name), found)
@@ -105,7 +105,7 @@ CHANGES = st.one_of(
 
 @given(st.lists(CHANGES, max_size=30))
 def test_names_follow_the_rules_in_any_order_of_changes(changes):
-    names, claims, present = ModelNames(), dict[str, tuple[str, ...]](), set[str]()
+    names, claims, present = ModelDirectory(), dict[str, tuple[str, ...]](), set[str]()
     for kind, owner, given_names in changes:
         if kind == "table":
             present = set(given_names)

@@ -14,7 +14,7 @@ from tests.support.waiting import eventually_async
 from octavo_gateway.access.key_file import KeyFile
 from octavo_gateway.discovery.endpoints import Deployment, table
 from octavo_gateway.metrics import MOST_ADAPTERS, GatewayMetrics
-from octavo_gateway.pool.registry import ModelRegistry, ServedModel
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_gateway.queueing.hold_queue import Bounds
 from octavo_protocol.adapters import AdapterReport
 from octavo_protocol.load import LoadReport
@@ -245,7 +245,7 @@ def test_adapters_beyond_a_number_share_their_series():
     metrics = GatewayMetrics(registry)
     registry.update(table([Deployment("ns", "d", ("m",))]))
     pool = registry.find("m").pool
-    labels = {metrics.model(ServedModel(pool, f"a{n}")) for n in range(MOST_ADAPTERS + 50)}
+    labels = {metrics.model(NamedModel(pool, f"a{n}")) for n in range(MOST_ADAPTERS + 50)}
     assert len(labels) == MOST_ADAPTERS + 1
     assert "other" in labels
-    assert metrics.model(ServedModel(pool)) == "m"
+    assert metrics.model(NamedModel(pool)) == "m"

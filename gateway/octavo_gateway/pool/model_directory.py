@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class ModelNames:
+class ModelDirectory:
     """All model names. A model's own name precedes that of an adapter; of adapters, the first by namespace and name."""
 
     table: ModelTable = field(default_factory=ModelTable)

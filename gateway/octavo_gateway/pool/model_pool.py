@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from asyncio import Future, get_running_loop
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 
 from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
@@ -137,7 +136,7 @@ class ModelPool:
             raise error
         granted: Future[Reservation] = get_running_loop().create_future()
         request = QueuedRequest(size, prompt.tokens, self.clock(), granted, prompt, attributes)
-        self._dispatcher.offer(request, partial(self._no_room, attributes.adapter))
+        self._dispatcher.offer(request, self._no_room)
         if not attributes.in_engine:
             self._reading.append(request)
         return request
@@ -272,10 +271,11 @@ class ModelPool:
         start = 0.0 if self.available() else self.deployment.cold_start - self.queue.oldest(now)
         return max(0.0, start) + self._dispatch_rate.time_for(len(self.queue) + 1, now)
 
-    def _no_room(self, adapter: str, full: bool) -> ApiError:
+    def _no_room(self, full: bool) -> ApiError:
         """The error of a request without a place in the queue: the queue is full, or its key's share is used up."""
         refuse = refusals.queue_full if full else refusals.share_used
-        return refuse(self._model(adapter), len(self.queue), self._retry_after())
+        # The queue is that of the model and all its adapters, and a displaced request may be for another one.
+        return refuse(self._model(""), len(self.queue), self._retry_after())
 
     def _model(self, adapter: str) -> str:
         """The name of the model in messages."""

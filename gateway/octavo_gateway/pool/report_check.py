@@ -11,6 +11,8 @@ from octavo_protocol.load import LoadReport
 
 # Upper bound of every number in a report.
 MOST = 2**53
+# Those of the server's list, and those that requests have loaded.
+_MOST_ADAPTERS = 2 * MAX_ADAPTERS
 _NUMBERS = tuple(each.name for each in fields(LoadReport) if each.type in (int, float))
 _numbers = attrgetter(*_NUMBERS)
 
@@ -37,8 +39,8 @@ def implausible(report: LoadReport) -> str | None:
 def implausible_adapters(report: LoadReport) -> str | None:
     """What is wrong with the list of adapters in a report, as text; None if it is plausible."""
     names = [adapter.name for adapter in report.adapters]
-    if len(names) > MAX_ADAPTERS:
-        return f"{len(names)} adapters; at most {MAX_ADAPTERS} are possible"
+    if len(names) > _MOST_ADAPTERS:
+        return f"{len(names)} adapters; at most {_MOST_ADAPTERS} are possible"
     if len(set(names)) < len(names):
         return "two adapters have one name"
     invalid = next((name for name in names if not is_adapter_name(name)), None)

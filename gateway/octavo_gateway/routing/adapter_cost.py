@@ -9,9 +9,11 @@ from octavo_protocol.adapters import AdapterState
 # Steps of an empty pod that a load takes. Its copy to the device is about as long as one step. It often takes the slot
 # of another adapter, which has to be loaded again.
 CACHED_STEPS = 4.0
-# The pod still downloads or reads the adapter, or has not reported it.
+# The pod reads the adapter from its disk first.
+STORED_STEPS = 20.0
+# The pod has not read the adapter yet, or has not reported it.
 LOADING_STEPS = 100.0
-_STEPS: Final[dict[AdapterState, float]] = {"loaded": 0.0, "cached": CACHED_STEPS, "loading": LOADING_STEPS}
+_STEPS: Final[dict[AdapterState, float]] = {"stored": STORED_STEPS, "cached": CACHED_STEPS}
 
 
 class AdapterPlace(NamedTuple):
@@ -33,7 +35,7 @@ def adapter_place(state: AdapterState | None, *, sent: bool, used: int, limit: i
     """
     if sent or state == "loaded":
         return IN_PLACE
-    return AdapterPlace(_STEPS.get(state, LOADING_STEPS) if state else LOADING_STEPS, 0 < limit <= used)
+    return AdapterPlace(_STEPS.get(state or "loading", LOADING_STEPS), 0 < limit <= used)
 
 
 def load_seconds(place: AdapterPlace, empty_step: float, step: float, rows: float, output: float) -> float:

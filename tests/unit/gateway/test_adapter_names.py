@@ -121,7 +121,7 @@ def test_names_follow_the_rules_in_any_order_of_changes(changes):
             assert names.find(name) == expected
 
 
-LISTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["loading", "cached", "loaded", "failed"]))
+LISTS = st.dictionaries(st.sampled_from("abc"), st.sampled_from(["loading", "stored", "cached", "loaded", "failed"]))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | LISTS), max_size=40))

@@ -18,7 +18,14 @@ from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
 from octavo_gateway.pool.registry import ModelRegistry
 from octavo_gateway.pool.reservation import Ending, RequestOutcome
 from octavo_gateway.queueing.hold_queue import Bounds, HoldQueue, QueuedRequest, RequestAttributes
-from octavo_gateway.routing.adapter_cost import CACHED_STEPS, IN_PLACE, LOADING_STEPS, AdapterPlace, adapter_place
+from octavo_gateway.routing.adapter_cost import (
+    CACHED_STEPS,
+    IN_PLACE,
+    LOADING_STEPS,
+    STORED_STEPS,
+    AdapterPlace,
+    adapter_place,
+)
 from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Candidate, Policy, Report, RoutingRequest
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.strategies import route
@@ -101,6 +108,7 @@ class Pool:
         ("cached", {"used": 7}, AdapterPlace(CACHED_STEPS, waits=False)),
         ("cached", {"used": 8}, AdapterPlace(CACHED_STEPS, waits=True)),
         ("cached", {"used": 8, "limit": 0}, AdapterPlace(CACHED_STEPS, waits=False)),
+        ("stored", {}, AdapterPlace(STORED_STEPS, waits=False)),
         ("loading", {}, AdapterPlace(LOADING_STEPS, waits=False)),
         (None, {}, AdapterPlace(LOADING_STEPS, waits=False)),
     ],
@@ -325,7 +333,7 @@ def test_a_reported_adapter_is_a_model_until_no_replica_lists_it():
     [
         listing({"a b": "loaded"}),
         listing({"sql": "loaded"}) * 2,
-        listing({f"a{n}": "cached" for n in range(257)}),
+        listing({f"a{n}": "cached" for n in range(513)}),
     ],
 )
 def test_an_implausible_list_is_ignored_and_the_rest_of_the_report_counts(adapters):

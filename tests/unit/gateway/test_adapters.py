@@ -27,6 +27,7 @@ from octavo_gateway.routing.adapter_cost import (
     adapter_place,
 )
 from octavo_gateway.routing.candidate import LEAST_LOAD, ROUND_ROBIN, SESSION, Candidate, Policy, Report, RoutingRequest
+from octavo_gateway.routing.cost import pod_states, request_cost
 from octavo_gateway.routing.prompt_features import Prompt
 from octavo_gateway.routing.strategies import route
 from octavo_protocol.adapters import AdapterReport
@@ -139,6 +140,14 @@ def test_a_loaded_adapter_wins_when_loads_are_equal(strategy):
     ]
     assert pick(*pods, strategy=strategy) == {"b"}
     assert pick(*pods, strategy=strategy, tokens=5000) == {"b"}
+
+
+def test_of_costs_that_tie_the_one_without_a_load_wins():
+    """Here the pod that has it loaded is busier, and its cost a little higher."""
+    pods = [candidate("a", place=CACHED), candidate("b", used=400)]
+    first, second = (request_cost(pod, RoutingRequest(6000), 0) for pod in pod_states(pods))
+    assert first < second < 1.01 * first
+    assert pick(*pods, strategy=LEAST_LOAD, tokens=6000) == {"b"}
 
 
 @pytest.mark.parametrize("strategy", ["PrefixAware", LEAST_LOAD])

@@ -6,14 +6,16 @@ adapter once it is there, or why it cannot be.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 MAX_ADAPTERS: Final = 256
 MAX_ADAPTER_RANK: Final = 256
+MAX_ADAPTER_NAME: Final = 128
 ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
-AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=128)]
+AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=MAX_ADAPTER_NAME)]
 
 AdapterState = Literal["loading", "stored", "cached", "loaded", "failed"]
 """Not read yet; known to be usable, and read again for a request; in host memory; on the device; unusable."""
@@ -40,6 +42,11 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     source: str = ""
     rank: int = 0
     failure: str = ""
+
+
+def is_adapter_name(text: str) -> bool:
+    """True if an adapter may have this name."""
+    return len(text) <= MAX_ADAPTER_NAME and re.match(ADAPTER_NAME, text) is not None
 
 
 def encode_list(adapters: list[ListedAdapter]) -> bytes:

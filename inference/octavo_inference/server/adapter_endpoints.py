@@ -17,13 +17,15 @@ from octavo_inference.server.errors import ApiError, invalid, not_ready
 from octavo_inference.server.http import until_disconnect
 from octavo_inference.server.service import Service
 from octavo_protocol import names
-from octavo_protocol.adapters import MAX_ADAPTERS, AdapterName
+from octavo_protocol.adapters import MAX_ADAPTERS
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")]
 
 
 class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter to load."""
 
-    lora_name: AdapterName
+    lora_name: Name
     """The name by which requests select it, as their model."""
     lora_path: Annotated[str, Meta(min_length=1, max_length=4096)]
     """Its folder, within the server's --adapter-root."""
@@ -34,7 +36,7 @@ class LoadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True):
 class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True):
     """An adapter to unload."""
 
-    lora_name: AdapterName
+    lora_name: Name
     """Its name."""
 
 

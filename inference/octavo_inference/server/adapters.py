@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
 from octavo_inference.engine.output_router import OutputRouter
-from octavo_protocol.adapters import AdapterReport, ListedAdapter
+from octavo_protocol.adapters import AdapterReport, ListedAdapter, is_adapter_name
 
 # From the check of a request's model until the engine has the request.
 _GRACE_SECONDS = 10.0
@@ -72,6 +72,8 @@ class Adapters:
         """Why no adapter can have this name; empty if one can."""
         if self.max_loaded == 0:
             return "this server takes no adapters; start it with --max-loaded-adapters above 0"
+        if not is_adapter_name(name):
+            return f"{name!r} is no name of an adapter: between two slashes, begin with a letter or a digit"
         return f"{name!r} is a name of the model itself; choose another one" if name in self._names else ""
 
     def offer(self, name: str, path: str, source: str = "", *, listed: bool = False, failure: str = "") -> None:

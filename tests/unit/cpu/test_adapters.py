@@ -18,7 +18,9 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
 
 from .decoders import random_weights
+from .mixtures import random_mixture, with_experts
 from .test_decoder_flags import FAMILIES, PRUNED
+from .test_experts import CASES
 from .test_forward import TINY, Float32, Story, batch_of, create, stories
 
 NO_ADAPTER = -1
@@ -142,3 +144,34 @@ def test_changes_that_no_kernel_makes_are_refused(kernels: Kernels) -> None:
     strange = replace(adapter, layers=({"experts.router": adapter.layers[0]["q"]}, *adapter.layers[1:]))
     with pytest.raises(ModelError, match=r"changes experts\.router of layer 0, which this backend cannot do"):
         native.prepare_adapter(strange)
+
+
+EXPERTS = (
+    "experts.gate",
+    "experts.up",
+    "experts.down",
+    "experts.shared_gate",
+    "experts.shared_up",
+    "experts.shared_down",
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_are_changed(kernels: Kernels, name: str) -> None:
+    experts, dense, changes, options = CASES[name]
+    config = with_experts(experts, dense, **changes)
+    rng = np.random.default_rng(5)
+    weights = random_mixture(config, rng, **options)
+    adapters = [
+        random_adapter(weights, rng, rank, fields) for rank, fields in ((4, EXPERTS), (17, ("q", *EXPERTS[1:3])))
+    ]
+    native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=32)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=2)
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 33, 5, 1])]
+    slots = [1, 0, NO_ADAPTER, 0]
+    wanted = expected(config, weights, adapters, told, slots)
+    for backend in (reference, native):
+        for slot, adapter in enumerate(adapters):
+            backend.load_adapter(slot, backend.prepare_adapter(adapter))
+        close(backend.logits(with_slots(batch_of(told), slots)), wanted)
+        close(backend.logits(with_slots(batch_of(told[:1]), slots[:1])), wanted[:1])

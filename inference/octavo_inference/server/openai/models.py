@@ -34,5 +34,6 @@ async def get_model(service: Service, request: Request) -> Response:
 def _model(service: Service, name: str) -> ModelObject:
     info = service.loaded.info if service.loaded else None
     limit, task = (None, None) if info is None else (info.max_model_len, info.task)
-    parent = None if name in service.names else service.names[0]
-    return ModelObject(name, int(service.start_time), service.names[0], limit, task, parent)
+    if name not in service.names:
+        return ModelObject(name, int(service.start_time), name, limit, task, service.names[0])
+    return ModelObject(name, int(service.start_time), service.names[0], limit, task)

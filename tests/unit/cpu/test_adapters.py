@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,8 @@ from .mixtures import random_mixture, with_experts
 from .test_decoder_flags import FAMILIES, PRUNED
 from .test_experts import CASES
 from .test_forward import TINY, Float32, Story, batch_of, create, stories
+from .test_grouped_models import CONFIG as QUANTIZED
+from .test_grouped_models import Of, gptq, mixed, quantized_model
 
 NO_ADAPTER = -1
 BASE = replace(TINY, layers=3, max_positions=256)
@@ -175,3 +178,20 @@ def test_experts_are_changed(kernels: Kernels, name: str) -> None:
             backend.load_adapter(slot, backend.prepare_adapter(adapter))
         close(backend.logits(with_slots(batch_of(told), slots)), wanted)
         close(backend.logits(with_slots(batch_of(told[:1]), slots[:1])), wanted[:1])
+
+
+@pytest.mark.parametrize("of", [gptq, mixed], ids=lambda made: made.__name__)
+def test_quantized_weights_are_changed(kernels: Kernels, of: Callable[[np.random.Generator], Of]) -> None:
+    rng = np.random.default_rng(6)
+    config = replace(QUANTIZED, max_positions=256)
+    weights = quantized_model(config, rng, of(rng))
+    adapters = [random_adapter(weights, rng, 16, outer=True), random_adapter(weights, rng, 5, ("q", "down"))]
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 40, 70])]
+    slots = [0, 1, 0]
+    wanted = expected(config, weights, adapters, told, slots)
+    for dtype, bound in (("auto", 0.1), ("bfloat16", 0.03), ("float32", 1e-4)):
+        native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=16, dtype=dtype)
+        for slot, adapter in enumerate(adapters):
+            native.load_adapter(slot, native.prepare_adapter(adapter))
+        error = np.linalg.norm(native.logits(with_slots(batch_of(told), slots)) - wanted)
+        assert error < bound * np.linalg.norm(wanted)

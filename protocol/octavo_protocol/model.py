@@ -65,7 +65,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
-    it is an encoder, which computes a prompt in one step, and needs its KV in that step alone.
+    it is an encoder, which computes a prompt in one step, and needs its KV in that step alone. `draft`: the report on
+    the draft model, which computes on CPUs only and has no part for GPUs.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
@@ -86,13 +87,18 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     state_bytes: _Count = 0
     whole_prompts: bool = False
     gpu: GpuReport | None = None
+    draft: ModelReport | None = None
 
 
-class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure"):
-    """Why a model cannot be served: `reason` is a CamelCase word for programs, `message` a sentence for users."""
+class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure", omit_defaults=True):
+    """Why a model cannot be served: `reason` is a CamelCase word for programs, `message` a sentence for users.
+
+    `draft`: because of its draft model.
+    """
 
     reason: _Word
     message: Annotated[str, msgspec.Meta(max_length=REPORT_LIMIT)]
+    draft: bool = False
 
 
 def no_effect(quantization: str) -> str:
@@ -104,7 +110,7 @@ def encode_inspection(found: ModelReport | ModelFailure) -> bytes:
     """One line of JSON of at most `REPORT_LIMIT` bytes; a long message is truncated."""
     data = msgspec.json.encode(found)
     while len(data) > REPORT_LIMIT and isinstance(found, ModelFailure):
-        found = ModelFailure(reason=found.reason, message=found.message[: len(found.message) * 3 // 4])
+        found = msgspec.structs.replace(found, message=found.message[: len(found.message) * 3 // 4])
         data = msgspec.json.encode(found)
     return data
 

@@ -103,8 +103,9 @@ class DraftModelSpec(ApiBlock):
         max_length=128,
         pattern=REVISION,
         description="revision is the revision of the draft model to download: a branch, tag or commit for `hf://`, and "
-        "a hash for `s3://` and `gs://`. Each pod resolves a branch when it starts. If unset, it is the branch main of "
-        "a hub repository, or the files that the bucket has. Not allowed for other schemes.",
+        "a hash for `s3://` and `gs://`. If unset, it is the branch main of a hub repository, or the files that the "
+        "bucket has. A branch or tag is resolved to a commit once, and all replicas load that commit. Not allowed for "
+        "other schemes.",
     )
 
 

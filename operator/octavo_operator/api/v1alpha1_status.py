@@ -103,6 +103,47 @@ class CapacityStatus(ApiBlock):
     )
 
 
+class DraftModelStatus(ApiBlock):
+    """DraftModelStatus is the result of the inspection of the draft model."""
+
+    identity: str = Field(
+        max_length=16, description="identity is a hash of the uri, the revision and the name of the Secret."
+    )
+    resolved_revision: str | None = Field(
+        default=None,
+        max_length=128,
+        description="resolvedRevision is the revision that every replica loads, as status.model.resolvedRevision is "
+        "for the model. It is unset for `pvc://`, and if a registry gives no digest.",
+    )
+    architecture: str | None = Field(
+        default=None,
+        max_length=128,
+        description="architecture is the model family, for example llama. It is unset if it is unknown.",
+    )
+    parameters: int | None = Field(
+        default=None,
+        ge=0,
+        description="parameters is the number of parameters of the draft model. It is unset if it is unknown.",
+    )
+    format: str | None = Field(
+        default=None,
+        max_length=128,
+        description="format is the format of its linear layers, as status.model.format is for the model. It is unset "
+        "if it is unknown.",
+    )
+    weights_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="weightsBytes is the memory of its weights in one replica, in bytes. It is unset if it is unknown.",
+    )
+    kv_bytes_per_token: int | None = Field(
+        default=None,
+        ge=0,
+        description="kvBytesPerToken is the memory of one token in its part of a block of the KV cache pool, in bytes. "
+        "It is unset if it is unknown.",
+    )
+
+
 class ModelStatus(ApiBlock):
     """ModelStatus is the result of the model inspection, which takes place before pods are created."""
 
@@ -157,6 +198,11 @@ class ModelStatus(ApiBlock):
         ge=0,
         description="contextLength is the maximum length of a sequence that the model supports, in tokens. It is "
         "unset if it is unknown.",
+    )
+    draft: DraftModelStatus | None = Field(
+        default=None,
+        description="draft is the result of the inspection of the draft model. It is unset without "
+        "spec.engine.speculation.model.",
     )
 
 

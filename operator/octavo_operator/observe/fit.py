@@ -58,6 +58,13 @@ def _setting(spec: Spec, found: ModelReport) -> SpecRefusal | None:
         return SpecRefusal(
             "QuantizationConflict", f"spec.engine.quantization: {no_effect(settings.quantization)}{_is(found)}"
         )
+    if settings.speculation != "none" and (found.state_bytes or found.whole_prompts):
+        why = "state layers, whose states cannot go back to before a wrong guess"
+        return SpecRefusal(
+            "SpeculationUnsupported",
+            f"spec.engine.speculation.method: {found.architecture} "
+            f"{f'has {why}' if found.state_bytes else 'is an encoder and generates no text'}; leave speculation out",
+        )
     if spec.resources.gpu.count and found.whole_prompts:
         return SpecRefusal(
             "GpuUnsupported",

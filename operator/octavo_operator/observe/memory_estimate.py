@@ -31,10 +31,11 @@ _SIZING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(PoolEstimate):
-    """Bytes of one replica in RAM at full use."""
+    """Bytes of one replica in RAM at full use. `draft` of `weights` are those of the draft model."""
 
     limit: int
     weights: int
+    draft: int = 0
     activations: int
     swap: int
 
@@ -59,8 +60,9 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     settings = spec.engine.settings
     if spec.resources.gpu.count:
         return None  # weights and KV are on the GPU (`gpu_memory`)
-    if spec.engine.speculation.model is not None:
-        return None  # the draft model is not inspected
+    drafts = _draft(spec, found)
+    if drafts is None:
+        return None
     weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and token and found.max_length) or given & set(_SIZING):
@@ -70,7 +72,8 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     running = settings.max_running_requests or profile.max_running_requests
     block_size = settings.block_size or _BLOCK_SIZE
     kinds = found.kv_tables
-    block = token * block_size // table_count(kinds)
+    # Each block has one of the draft model. A sequence has a block of each table for the same tokens.
+    block = (token // table_count(kinds) + drafts.token) * block_size
     length = min(settings.max_model_len or found.max_length, found.max_length)
     chunked = settings.chunked_prefill and not found.whole_prompts
     chunk = _batched(settings, running, length, chunked=chunked)
@@ -94,11 +97,11 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     tokens = _batched(settings, running, length, chunked=chunked)
     return Estimate(
         limit=limit,
-        weights=weights,
+        weights=weights + drafts.weights,
+        draft=drafts.weights,
         kv=kv,
-        activations=found.token_bytes * tokens
-        + found.row_bytes * (running + guessed_rows(settings, running) + threads(spec))
-        + found.thread_bytes * threads(spec)
+        activations=_working(spec, found, tokens, running + guessed_rows(settings, running))
+        + _working(spec, drafts.found, tokens, running)
         + _TOKEN_BYTES * running * length,
         swap=0 if found.whole_prompts else _swap(settings, kv),
         sequence=blocks_held(kinds, length, chunk, block_size) * block + states.nbytes,
@@ -109,6 +112,31 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         tables=kinds,
         chunk=chunk,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The report on the draft model; bytes of its weights, and of its part of a token in a block."""
+
+    found: ModelReport
+    weights: int
+    token: int
+
+
+def _draft(spec: Spec, found: ModelReport) -> _Draft | None:
+    """The draft model, which takes nothing if there is none; None if its sizes are unknown."""
+    settings, draft = spec.engine.settings, found.draft
+    if spec.engine.speculation.model is None:
+        return _Draft(ModelReport(), weights=0, token=0)
+    if draft is None:
+        return None
+    weights, token = draft.weights.get(settings.dtype), kv_bytes(settings, draft)  # `quantization` is for the model
+    return _Draft(draft, weights, token) if weights and token else None
+
+
+def _working(spec: Spec, found: ModelReport, tokens: int, rows: int) -> int:
+    """Buffers of a model's steps of so many tokens, of which so many are sampled."""
+    return found.token_bytes * tokens + found.row_bytes * (rows + threads(spec)) + found.thread_bytes * threads(spec)
 
 
 def _batched(settings: EngineSettings, running: int, length: int, *, chunked: bool) -> int:
@@ -161,7 +189,7 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
     longest = f"one sequence of {found.length} tokens takes {mib(found.sequence)}{found.of_states}"
     parts = [
-        f"the weights take {mib(found.weights)}",
+        f"the weights take {mib(found.weights)}{f' ({mib(found.draft)} of the draft model)' if found.draft else ''}",
         f"the KV pool {mib(found.kv)} ({longest})",
         f"working memory {mib(found.activations)}",
         *([f"swapped KV {mib(found.swap)}"] if found.swap else []),

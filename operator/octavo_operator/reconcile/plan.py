@@ -17,12 +17,12 @@ from octavo_operator.observe.inspection import (
     InspectionFailed,
     Model,
     Resolved,
-    recorded_revision,
+    recorded_pins,
     resolve,
     waiting,
 )
 from octavo_operator.observe.pods import Pod, Problem
-from octavo_operator.resources import cache, config, model_job, protection, revision, services
+from octavo_operator.resources import cache, config, draft, model_job, protection, revision, services
 from octavo_operator.resources import deployment as deployments
 from octavo_operator.resources.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.resources.config import quantity
@@ -246,11 +246,16 @@ def _new_revision(
     return Revision(owner.revision, _newest(known) + 1, template, settings["data"])
 
 
-def _pinned(owner: LLMDeployment, known: Mapping[str, Revision]) -> str:
-    """The model revision resolved earlier for this source, so that re-creating a child does not update the model."""
-    status = owner.status.get("model", {})
-    same = status.get("identity") == model_job.identity(owner)
-    return (str(status.get("resolvedRevision", "")) if same else "") or recorded_revision(owner, _templates(known))
+def _pinned(owner: LLMDeployment, known: Mapping[str, Revision]) -> model_job.Pins:
+    """The revisions resolved earlier for these sources, so that re-creating a child does not update a model."""
+    model = owner.status.get("model", {})
+    guessing, recorded = model.get("draft", {}), recorded_pins(owner, _templates(known))
+    same = model.get("identity") == model_job.identity(owner)
+    same_draft = guessing.get("identity") == draft.identity(owner)
+    return model_job.Pins(
+        str(model.get("resolvedRevision", "") if same else "") or recorded.model,
+        str(guessing.get("resolvedRevision", "") if same_draft else "") or recorded.draft,
+    )
 
 
 def _soonest(*delays: float | None) -> float | None:

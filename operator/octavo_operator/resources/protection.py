@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import model_job, source
+from octavo_operator.resources import draft, model_job, source
 from octavo_operator.resources.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
 from octavo_protocol import names
 
@@ -38,9 +38,16 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": _egress_to(owner, source.pod_downloads(owner)),
+        "egress": _egress_to(owner, _downloads(owner)),
     }
     return body
+
+
+def _downloads(owner: LLMDeployment) -> list[ModelSource]:
+    """The sources from which a server's pod downloads."""
+    models = [] if owner.cache_claim else [owner.source]
+    guessing = draft.of(owner.spec)
+    return [each for each in (*models, *([] if guessing is None else [guessing])) if each.downloads]
 
 
 def inspection_policy_name(owner: LLMDeployment) -> str:
@@ -49,14 +56,14 @@ def inspection_policy_name(owner: LLMDeployment) -> str:
 
 
 def inspection_policy(owner: LLMDeployment) -> Json:
-    """No ingress; egress only to the model source, or to the registry that resolves a tag."""
+    """No ingress; egress only to the sources of the models, or to the registry that resolves a tag."""
     body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", inspection_policy_name(owner))
     selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
     body["spec"] = {
         "podSelector": {"matchLabels": selected},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _egress_to(owner, [owner.source] if owner.source.downloads or owner.source.tagged else []),
+        "egress": _egress_to(owner, model_job.remote_sources(owner)),
     }
     return body
 

@@ -104,7 +104,7 @@ async def test_pods_of_any_admitted_resource_are_admitted(kube: KubeClient, llmd
         owner = parse(body)
         settings_map = config.config_map(owner)
         await dry_run(kube, CONFIG_MAPS, {**settings_map, "metadata": {"name": "c", "namespace": namespace}})
-        job = model_job.job(owner, INSTALLATION, "")
+        job = model_job.job(owner, INSTALLATION, model_job.Pins())
         await dry_run(kube, JOBS, {**job, "metadata": {"name": "j", "namespace": namespace}})
         server = deployment.deployment(
             owner, deployment.pod_template(owner, INSTALLATION, "c"), 1, {"type": "Recreate"}, 600

@@ -165,7 +165,7 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         *([claim] if (claim := cache.claim(owner)) else []),
         services.service(owner, 12),
         services.headless_service(owner),
-        model_job.job(owner, installation, ""),
+        model_job.job(owner, installation, model_job.Pins()),
         body,
     ]
 
@@ -237,7 +237,9 @@ def test_pods_keep_within_the_restricted_standard(
 ) -> None:
     owner = make_owner(SPECS[name])
     server = deployment.pod_template(owner, installation, "c")["spec"]
-    pod = server if kind == "server" else model_job.job(owner, installation, "")["spec"]["template"]["spec"]
+    pod = (
+        server if kind == "server" else model_job.job(owner, installation, model_job.Pins())["spec"]["template"]["spec"]
+    )
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
     for container in (*pod.get("initContainers", []), *pod["containers"]):
@@ -260,7 +262,7 @@ def test_only_the_download_gets_the_credentials(
     owner = make_owner({"model": {"uri": uri, "credentialsSecretRef": {"name": "secret"}}})
     pod = deployment.pod_template(owner, installation, "c")["spec"]
     (download,), (server,) = pod["initContainers"], pod["containers"]
-    (look,) = model_job.job(owner, installation, "")["spec"]["template"]["spec"]["containers"]
+    (look,) = model_job.job(owner, installation, model_job.Pins())["spec"]["template"]["spec"]["containers"]
     for container in (download, look):
         secret = {entry["name"] for entry in container["env"] if "secretKeyRef" in entry.get("valueFrom", {})}
         assert secret == credentials

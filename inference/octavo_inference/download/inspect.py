@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -33,7 +34,10 @@ from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
+from octavo_inference.models.weights import layer_matrices
 from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, GpuReport, ModelFailure, ModelReport
+
+Found = TypeVar("Found")
 
 _INDEX = "model.safetensors.index.json"
 DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
@@ -99,6 +103,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         thread_bytes=size.thread,
         state_bytes=config.state_bytes,
         whole_prompts=config.bidirectional,
+        adapter_elements=sum(sum(m.shape) for layer in outline.weights.layers for m in layer_matrices(layer)),
         gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
 
@@ -140,10 +145,7 @@ def fetch_heads(
         if file.name in descriptions or "/" in file.name:  # modules of sentence-transformers are small
             _take(remote, repo, commit, file, folder, file.size)
         elif file.name.endswith(".safetensors"):
-            head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
-            length = 8 + int.from_bytes(head[:8], "little")
-            if len(head) < min(length, file.size, _LAST_BYTES):
-                _take(remote, repo, commit, file, folder, length)
+            take_header(remote, repo, commit, file, folder)
         elif file.name.endswith(".gguf"):
             _take_gguf_head(remote, repo, commit, file, folder)
         else:
@@ -160,6 +162,14 @@ def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path
         out.write(head)
         out.truncate(file.size)
     return head
+
+
+def take_header(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
+    """Make a sparse file with the header of a safetensors file."""
+    head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
+    length = 8 + int.from_bytes(head[:8], "little")
+    if len(head) < min(length, file.size, _LAST_BYTES):
+        _take(remote, repo, commit, file, folder, length)
 
 
 def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
@@ -230,7 +240,7 @@ def is_remote(target: str) -> bool:
     return target.startswith(("hf://", "s3://", "gs://"))
 
 
-def or_failure(inspection: Callable[[], ModelReport]) -> ModelReport | ModelFailure:
+def or_failure(inspection: Callable[[], Found]) -> Found | ModelFailure:
     """The result of an inspection, or why there is none."""
     try:
         return inspection()

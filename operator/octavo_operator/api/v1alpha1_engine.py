@@ -29,6 +29,7 @@ RESERVED_FLAGS = (
     "drain-timeout",
     "tensor-parallel-size",
     "speculation-model",
+    "adapters-file",
 )
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -134,6 +135,11 @@ class SpeculationSpec(ApiBlock):
         description="model is the draft model of method draft: a smaller model of the same family. Each block of the "
         "KV cache pool then has room for the K and V of both models. If unset, there is no draft model.",
     )
+
+
+@with_knobs("adapters")
+class AdapterLimits(ApiBlock):
+    """How many LoRA adapters a replica holds, and how large they may be."""
 
 
 class KeyRef(ApiBlock):
@@ -289,6 +295,9 @@ class EngineSpec(EngineKnobs):
     speculation: SpeculationSpec = Field(
         default=SpeculationSpec(),
         description="speculation defines how guessed tokens are verified, several in one step.",
+    )
+    adapters: AdapterLimits = Field(
+        default=AdapterLimits(), description="adapters defines how many LoRA adapters a replica holds, and their size."
     )
     scheduler: SchedulerSpec = Field(
         default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."

@@ -50,6 +50,7 @@ def gpu_refusal(spec: Spec, found: ModelReport, expected: GpuEstimate) -> str:
     parts = [
         f"the weights take {mib(expected.weights)}{_format(found)}",
         f"the KV pool {size}{mib(pool)}{use}",
+        *([f"{settings.max_loaded_adapters} adapters {mib(expected.adapters)}"] if expected.adapters else []),
         f"working memory {mib(expected.working)}",
         *([f"CUDA graphs {mib(expected.graphs)}"] if expected.graphs else []),
         f"the CUDA context and a reserve {mib(expected.reserve)}",

@@ -63,7 +63,11 @@ def is_inspection(pod: Json) -> bool:
 
 
 def observe_inspection(
-    bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]
+    bodies: Sequence[Json],
+    owner: LLMDeployment,
+    job: str,
+    events: Sequence[Json],
+    container: str = model_job.CONTAINER,
 ) -> Inspection | None:
     """The inspection from the pods of the Job named `job`; `events`: warnings about them."""
     own = [body for body in bodies if body["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == job]
@@ -73,16 +77,16 @@ def observe_inspection(
     uid = newest["metadata"]["uid"]
     about = [event for event in events if event.get("involvedObject", {}).get("uid") == uid]
     return Inspection(
-        pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
-        message=_final_message(newest),
+        pod=observe_pod(newest, owner, about, main=container),
+        message=_final_message(newest, container),
         done=newest.get("status", {}).get("phase") == "Succeeded",
         digests=Pins(_image_digest(newest, source.VOLUME), _image_digest(newest, draft.VOLUME)),
     )
 
 
-def _container(body: Json) -> Json:
+def _container(body: Json, name: str = model_job.CONTAINER) -> Json:
     statuses = body.get("status", {}).get("containerStatuses", [])
-    return next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
+    return next((c for c in statuses if c["name"] == name), {})
 
 
 def _image_digest(body: Json, volume: str) -> str:
@@ -93,8 +97,8 @@ def _image_digest(body: Json, volume: str) -> str:
     return str(digest)
 
 
-def _final_message(body: Json) -> str:
-    container = _container(body)
+def _final_message(body: Json, name: str) -> str:
+    container = _container(body, name)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     message: str = ended.get("message", "")
     return message

@@ -21,28 +21,34 @@ PROCESSES = 160 << 20
 _BLOCK_SIZE = 16
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
+# Most adapters are far smaller than they may be: memory for them is at most this part of what is free.
+_MOST_ADAPTERS = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
     *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
-    *("speculation", "speculation-model"),
+    *("speculation", "speculation-model", "max-loaded-adapters", "max-adapter-rank"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(PoolEstimate):
-    """Bytes of one replica in RAM at full use. `draft` of `weights` are those of the draft model."""
+    """Bytes of one replica in RAM at full use. `draft` of `weights` are those of the draft model.
+
+    `adapters` are reserved for the largest adapters that may be loaded.
+    """
 
     limit: int
     weights: int
     draft: int = 0
+    adapters: int = 0
     activations: int
     swap: int
 
     @property
     def total(self) -> int:
         """Total bytes, with the processes."""
-        return PROCESSES + self.weights + self.kv + self.activations + self.swap
+        return PROCESSES + self.weights + self.adapters + self.kv + self.activations + self.swap
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -53,6 +59,12 @@ def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
     """Bytes of the weights on a CPU, None if they are unknown."""
     return found.weights.get(settings.dtype if settings.quantization == "auto" else settings.quantization)
+
+
+def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
+    """Bytes of loaded adapters that change all matrices with the largest rank."""
+    size = 4 if settings.dtype == "float32" else 2
+    return settings.max_loaded_adapters * settings.max_adapter_rank * found.adapter_elements * size
 
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
@@ -80,7 +92,8 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     useful = running * blocks_held(kinds, length, chunk, block_size) * block
     if found.whole_prompts:
         useful = (-(-chunk // block_size) + 2 * running) * block
-    pool = _pool(settings, limit, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
+    reserved = min(adapter_bytes(settings, found), max(0, limit - PROCESSES) // _MOST_ADAPTERS)
+    pool = _pool(settings, limit - reserved, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
     states = state_slots(
         pool,
         running,
@@ -99,6 +112,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         limit=limit,
         weights=weights + drafts.weights,
         draft=drafts.weights,
+        adapters=reserved,
         kv=kv,
         activations=_working(spec, found, tokens, running + guessed_rows(settings, running))
         + _working(spec, drafts.found, tokens, running)
@@ -192,6 +206,7 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         f"the weights take {mib(found.weights)}{f' ({mib(found.draft)} of the draft model)' if found.draft else ''}",
         f"the KV pool {mib(found.kv)} ({longest})",
         f"working memory {mib(found.activations)}",
+        *([f"{settings.max_loaded_adapters} adapters {mib(found.adapters)}"] if found.adapters else []),
         *([f"swapped KV {mib(found.swap)}"] if found.swap else []),
         f"the processes {mib(PROCESSES)}",
     ]

@@ -8,7 +8,7 @@ import math
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import MOUNT
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, config, draft, model_job, placement, source
+from octavo_operator.resources import adapters, cache, config, draft, model_job, placement, source
 from octavo_operator.resources.common import (
     LABEL_REVISION,
     NO_GPUS,
@@ -124,6 +124,7 @@ def pod_template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
             *config.template_volumes(spec),
             *draft.volumes(spec, found.draft.revision if found.draft else ""),
+            *adapters.volumes(owner),
         ],
     }
     if spec.resources.gpu.count:
@@ -133,6 +134,7 @@ def pod_template(
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     downloads = source.prefetch(owner, image, found.revision)
     downloads += draft.prefetch(owner, image, found.draft.revision if found.draft else "")
+    downloads += adapters.containers(owner, image)
     if downloads:
         pod["initContainers"] = downloads
     pod |= placement.pod_fields(owner)
@@ -181,6 +183,7 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *config.template_mounts(spec),
             *draft.mounts(spec),
+            *adapters.mounts(spec),
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
             *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.settings.tensor_parallel_size > 1 else []),
         ],

@@ -109,14 +109,28 @@ def job(owner: LLMDeployment, installation: Installation, pins: Pins, pull_secre
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+    return job_of(owner, job_name(owner), job_labels(owner), container, volumes, writes_to_claim=bool(claim))
+
+
+def job_of(
+    owner: LLMDeployment,
+    name: str,
+    labels: Json,
+    container: Json,
+    volumes: list[Json],
+    *,
+    writes_to_claim: bool = False,
+) -> Json:
+    """A Job of one container on a node on which servers may run."""
+    # A new volume belongs to root.
+    group = {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if writes_to_claim else {}
     pod: Json = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": owner.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 10,
-        # A new volume belongs to root.
-        "securityContext": POD_SECURITY | ({"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if claim else {}),
+        "securityContext": POD_SECURITY | group,
         "containers": [container],
         "volumes": volumes,
     }
@@ -126,11 +140,11 @@ def job(owner: LLMDeployment, installation: Installation, pins: Pins, pull_secre
         pod["affinity"] = {"nodeAffinity": node}
     else:
         pod.pop("affinity", None)
-    body = child(owner, "batch/v1", "Job", job_name(owner))
-    body["metadata"]["labels"] = job_labels(owner)
+    body = child(owner, "batch/v1", "Job", name)
+    body["metadata"]["labels"] = labels
     body["spec"] = {
         "backoffLimit": _RETRIES,
-        "template": {"metadata": {"labels": job_labels(owner)}, "spec": pod},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     return body
 

@@ -23,6 +23,7 @@ from octavo_operator.observe.inspection import Resolved
 from octavo_operator.observe.messages import short
 from octavo_operator.resources import draft, model_job
 from octavo_operator.resources.common import selector
+from octavo_operator.status.adapters import adapter_states
 from octavo_operator.status.conditions import conditions, unreadable
 from octavo_operator.status.input import Load, StatusInput
 from octavo_protocol.engine_settings import EngineSettings
@@ -42,6 +43,7 @@ def next_status(view: StatusInput, now: float) -> Json:
     """The new status; equal to the previous one if no change justifies a write."""
     owner, active = view.owner, view.active
     previous = _previous(owner.status)
+    states = adapter_states(view, previous.adapters)
     status = LLMDeploymentStatus(
         observed_generation=owner.generation,
         replicas=len(active),
@@ -58,7 +60,8 @@ def next_status(view: StatusInput, now: float) -> Json:
         capacity=_capacity(previous.capacity, view.load, view.fit),
         autoscaling=_autoscaling(previous.autoscaling, view),
         failures=_failures(previous.failures, view.problems[:FAILURES]),
-        conditions=conditions(view, previous.conditions, now),
+        adapters=states,
+        conditions=conditions(view, states, previous.conditions, now),
     )
     return _shown(status)
 

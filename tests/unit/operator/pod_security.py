@@ -94,7 +94,7 @@ def house_violations(pod: Json) -> Iterator[str]:
         # How large a model is, is not known before it is there: a node's ephemeral storage bounds its volume.
         if (
             "emptyDir" in volume
-            and volume["name"] not in ("model", "draft-model")
+            and volume["name"] not in ("model", "draft-model", "adapters")
             and "sizeLimit" not in volume["emptyDir"]
         ):
             yield f"emptyDir {volume['name']} has no sizeLimit"

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, config, deployment, model_job, protection, services
+from octavo_operator.observe.adapters import InspectedAdapter, wanted_list
+from octavo_operator.resources import adapter_job, adapters, cache, config, deployment, model_job, protection, services
 from octavo_operator.resources.common import Installation
+from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.model import ModelReport
 
 _ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -29,6 +31,20 @@ SPECS: dict[str, dict[str, Any]] = {
     "draft-model-of-a-hub": {
         "model": {"uri": "hf://org/large", "credentialsSecretRef": {"name": "hub"}},
         "engine": {"speculation": {"method": "draft", "model": {"uri": "hf://org/small", "revision": "v2"}}},
+    },
+    "adapters": {
+        "model": {
+            "uri": "s3://models/team/llama",
+            "credentialsSecretRef": {"name": "s3"},
+            "adapters": [
+                {"name": "sql", "uri": "s3://models/team/sql"},
+                {"name": "org/chat", "uri": "hf://org/chat", "revision": "v2"},
+            ],
+        },
+        "engine": {
+            "adapters": {"maxRank": 16},
+            "env": [{"name": "HF_ENDPOINT", "value": "http://hub.local:8080"}],
+        },
     },
     "gpu-hub": {
         "model": {
@@ -166,8 +182,22 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         services.service(owner, 12),
         services.headless_service(owner),
         model_job.job(owner, installation, model_job.Pins()),
+        *_of_adapters(owner, installation),
         body,
     ]
+
+
+def _of_adapters(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
+    found = AdapterInspection(revision="beef", rank=8, file_bytes=1000)
+    wanted = [
+        InspectedAdapter(each, adapters.identity(owner, each), found if number else None, "" if number else "no file")
+        for number, each in enumerate(owner.spec.model.adapters)
+    ]
+    if not wanted:
+        return []
+    record = {each.identity: each.found for each in wanted if each.found}
+    jobs = [adapter_job.job(owner, installation, each) for each in owner.spec.model.adapters]
+    return [adapters.config_map(owner, wanted_list(tuple(wanted)), record), *jobs]
 
 
 @pytest.mark.parametrize("name", SPECS)

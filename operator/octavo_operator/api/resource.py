@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from octavo_operator.api import model_source
+from octavo_operator.api import knobs, model_source
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.v1alpha1 import Spec
@@ -107,10 +107,10 @@ def parse(body: Json) -> LLMDeployment:
 
 def _with_slots(spec: Spec) -> Spec:
     """The spec with the default of `engine.adapters.maxLoaded`, which depends on whether there are adapters."""
-    engine, limits = spec.engine, spec.engine.adapters
-    if limits.max_loaded is not None or not spec.model.adapters:  # type: ignore[attr-defined]
+    engine = spec.engine
+    if not spec.model.adapters or knobs.given(engine)["max-loaded-adapters"] is not None:
         return spec
-    limits = limits.model_copy(update={"max_loaded": LOADED})
+    limits = engine.adapters.model_copy(update={"max_loaded": LOADED})
     return spec.model_copy(update={"engine": engine.model_copy(update={"adapters": limits})})
 
 

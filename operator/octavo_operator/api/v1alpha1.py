@@ -660,8 +660,8 @@ class Availability(ApiBlock):
         default=True,
         description="networkPolicy indicates whether a NetworkPolicy is created. It allows the gateway and pods of "
         "the same namespace to reach the API port. It allows the operator, the gateway and the installation's metrics "
-        "peers to reach the admin port. Egress is denied, except to DNS and the model's source for pods that "
-        "download. If false, traffic is not restricted. Defaults to true.",
+        "peers to reach the admin port. Egress is denied, except to DNS and the sources of models and adapters for "
+        "pods that download. If false, traffic is not restricted. Defaults to true.",
     )
 
 

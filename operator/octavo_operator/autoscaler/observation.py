@@ -105,7 +105,9 @@ def summary(
         kv_tokens=serving[0].blocks_total * serving[0].block_size if serving else None,
         cold_start=_cold_start(pods, fresh),
         evidence=_evidence(model.canary for model in traffic if model is not None and model.canary is not None),
-        adapters=_adapters({pod.name: fresh[pod.name] for pod in pods if pod.ready and pod.name in fresh}),
+        adapters=_adapters(
+            {pod.name: fresh[pod.name] for pod in pods if pod.ready and pod.active and pod.name in fresh}
+        ),
     )
 
 

@@ -201,6 +201,8 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         tokens = found.tokens_in(room)
         pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
+    if found.adapters:
+        ways.append("lower spec.engine.adapters.maxLoaded or maxRank")
     longest = f"one sequence of {found.length} tokens takes {mib(found.sequence)}{found.of_states}"
     parts = [
         f"the weights take {mib(found.weights)}{f' ({mib(found.draft)} of the draft model)' if found.draft else ''}",

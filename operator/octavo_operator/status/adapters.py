@@ -10,6 +10,8 @@ from octavo_operator.observe.messages import short
 from octavo_operator.status.input import AdapterReplicas, StatusInput
 
 _MESSAGE = 1024
+# States that reports of replicas decide, and that stay while there are none yet.
+_SAMPLED = ("Loading", "Ready")
 
 
 def adapter_states(view: StatusInput, previous: Sequence[AdapterStatus]) -> tuple[AdapterStatus, ...]:
@@ -34,7 +36,7 @@ def _state(view: StatusInput, adapter: InspectedAdapter, before: AdapterStatus |
         return found.model_copy(update={"message": short(f"a Job inspects {adapter.spec.uri}{why}", _MESSAGE)})
     if not any(pod.ready for pod in view.active):
         return found.model_copy(update={"message": "no replica is ready"})
-    if view.load is None and before is not None and before.revision == found.revision and before.state != "Pending":
+    if view.load is None and before is not None and before.revision == found.revision and before.state in _SAMPLED:
         return before  # not sampled yet since the operator started
     replicas = AdapterReplicas() if view.load is None else view.load.adapters.get((adapter.spec.name, adapter.source))
     return found.model_copy(update=_on_replicas(replicas or AdapterReplicas()))

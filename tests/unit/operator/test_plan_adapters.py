@@ -220,9 +220,11 @@ def test_replicas_say_whether_they_have_it(
     events = [event for event in event_diff(before, after.status) if event.reason.startswith("Adapter")]
     expected = {"Ready": [(False, "AdapterReady")], "Failed": [(True, "AdapterFailed")]}.get(state, [])
     assert [(event.warning, event.reason) for event in events] == expected
-    # An operator that has just started has no reports yet.
+    # An operator that has just started has no reports yet, and shows a failure again once it has.
     world.load = None
-    assert world.plan().status["adapters"] == [shown]
+    (again,) = world.plan().status["adapters"]
+    assert again["state"] == ("Loading" if state == "Failed" else state)
+    assert again["readyReplicas"] == shown["readyReplicas"]
 
 
 def test_without_replicas_an_adapter_waits(make_world: Callable[..., World], make_owner: Make) -> None:
@@ -297,7 +299,9 @@ def test_memory_is_reserved_for_the_largest_that_may_be_loaded(make_owner: Make)
     small = make_owner(spec("sql", **limits, kv={"memory": "1Gi"}))
     tight = estimate(small.spec, "2Gi", MODEL)
     assert tight is not None
-    assert "2 adapters 184Mi" in refusal(small.spec, tight)
+    message = refusal(small.spec, tight)
+    assert "2 adapters 184Mi" in message
+    assert message.endswith(", or lower spec.engine.adapters.maxLoaded or maxRank")
 
 
 def test_models_of_transformers_take_none(make_owner: Make) -> None:

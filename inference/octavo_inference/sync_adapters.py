@@ -10,14 +10,15 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
 from octavo_inference.download.adapter import fetch_adapter
-from octavo_inference.download.adapter_sync import AdapterSync
+from octavo_inference.download.adapter_sync import PARALLEL, AdapterSync
 from octavo_inference.download.transfer import until_terminated
 
-_SECONDS = 2.0
+_SECONDS = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -34,15 +35,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     def download(source: str, folder: Path) -> None:
         fetch_adapter(source, folder, say, time.monotonic)
 
-    sync = AdapterSync(arguments.wanted, arguments.to, download, say)
+    executor = ThreadPoolExecutor(PARALLEL)
+    sync = AdapterSync(arguments.wanted, arguments.to, download, executor, say, time.monotonic())
     while True:
         try:
-            more = sync.step(time.monotonic())
+            sync.step(time.monotonic())
         except OSError as error:  # a full disk: the server goes on with what it has
             say(f"{arguments.to}: {error}")
-            more = False
-        if not more:
-            time.sleep(_SECONDS)
+        time.sleep(_SECONDS)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,10 @@ from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_wanted
 LIST = "list.json"
 # A server that reads the list every few seconds has taken an adapter out of use by then.
 KEPT_SECONDS = 60.0
+# A server becomes ready after its first list, which has all adapters unless some of them take longer than this.
+FIRST_SECONDS = 120.0
+# Downloads at the same time: a slow one holds up few others.
+PARALLEL = 4
 _FIRST_RETRY, _LAST_RETRY = 10.0, 300.0
 _REASON_LIMIT = 1000
 
@@ -43,29 +48,41 @@ class _Failed:
 
 @dataclass(slots=True)
 class AdapterSync:
-    """The adapters of one pod in `folder`. `wanted`: file of the wanted list."""
+    """The adapters of one pod in `folder`. `wanted`: file of the wanted list; `executor` runs the downloads.
+
+    `started`: monotonic seconds of the start.
+    """
 
     wanted: Path
     folder: Path
     download: Download
+    executor: Executor
     say: Callable[[str], None]
+    started: float
+    _running: dict[str, Future[None]] = field(default_factory=dict)
     _failed: dict[str, _Failed] = field(default_factory=dict)
     _unwanted: dict[str, float] = field(default_factory=dict)
     _written: bytes = b""
     _list: Sequence[WantedAdapter] = ()
 
-    def step(self, now: float) -> bool:
-        """Download at most one adapter, write the list, remove what is not needed. True if more is to be done now.
+    def step(self, now: float) -> None:
+        """Take what is downloaded, start what is not, write the list, remove what is not needed. Does not wait.
 
         `now`: monotonic seconds.
         """
         self._read()
-        due = next((each.source for each in self._list if self._is_due(each, now)), None)
-        if due is not None:
-            self._fetch(due, now)
-        self._write()
+        for source in [source for source, future in self._running.items() if future.done()]:
+            self._take(source, self._running.pop(source), now)
+        due = dict.fromkeys(each.source for each in self._list if self._is_due(each, now))
+        idle = [source for source in due if source not in self._running]
+        for source in idle[: PARALLEL - len(self._running)]:
+            self._running[source] = self.executor.submit(self.download, source, self._part(source))
+        if self._written or not due or now - self.started >= FIRST_SECONDS:
+            self._write()
         self._remove(now)
-        return due is not None
+
+    def _part(self, source: str) -> Path:
+        return self.folder / f".{key(source)}"
 
     def _read(self) -> None:
         try:
@@ -78,16 +95,16 @@ class AdapterSync:
         self._failed = {source: kept for source, kept in self._failed.items() if source in sources}
 
     def _is_due(self, adapter: WantedAdapter, now: float) -> bool:
+        """True if it is neither complete nor refused, and no failure keeps it back."""
         if adapter.failure or (self.folder / key(adapter.source)).exists():
             return False
         failed = self._failed.get(adapter.source)
         return failed is None or failed.again <= now
 
-    def _fetch(self, source: str, now: float) -> None:
-        part = self.folder / f".{key(source)}"
+    def _take(self, source: str, future: Future[None], now: float) -> None:
         try:
-            self.download(source, part)
-            part.rename(self.folder / key(source))
+            future.result()
+            self._part(source).rename(self.folder / key(source))
         except Exception as error:  # noqa: BLE001 - whatever it is, the pod serves the model and its other adapters
             attempts = self._failed[source].attempts + 1 if source in self._failed else 1
             message = str(error) if isinstance(error, PrefetchError) else f"{type(error).__name__}: {error}"
@@ -109,7 +126,7 @@ class AdapterSync:
             self._written = data
 
     def _listed(self, adapter: WantedAdapter) -> ListedAdapter | None:
-        """The entry of an adapter; None while it is being downloaded."""
+        """The entry of an adapter; None during its first download."""
         folder = self.folder / key(adapter.source)
         if adapter.failure:
             return ListedAdapter(name=adapter.name, source=adapter.source, failure=adapter.failure)
@@ -121,7 +138,7 @@ class AdapterSync:
         return ListedAdapter(name=adapter.name, source=adapter.source, failure=failed.message)
 
     def _remove(self, now: float) -> None:
-        needed = {key(each.source) for each in self._list if not each.failure}
+        needed = {key(each.source) for each in self._list if not each.failure} | {key(each) for each in self._running}
         there = [path for path in self.folder.iterdir() if path.is_dir() and path.name.lstrip(".") not in needed]
         self._unwanted = {path.name: self._unwanted.get(path.name, now) for path in there}
         for path in there:

@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from octavo_inference.download.adapter_sync import KEPT_SECONDS, LIST, AdapterSync, key
+from octavo_inference.download.adapter_sync import FIRST_SECONDS, KEPT_SECONDS, LIST, PARALLEL, AdapterSync, key
 from octavo_inference.download.transfer import PrefetchError
 from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_list, encode_wanted
 
 SQL, CHAT = "hf://org/sql@c0ffee", "hf://org/chat@beef"
+
+
+class Steps(Executor):
+    """Runs what was submitted when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[Future[Any], Callable[[], Any]]] = []
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.waiting.append((future, lambda: fn(*args, **kwargs)))
+        return future
+
+    def run(self, most: int = 100) -> bool:
+        """Run the first ones; whether there were any."""
+        now, self.waiting = self.waiting[:most], self.waiting[most:]
+        for future, call in now:
+            try:
+                future.set_result(call())
+            except Exception as error:  # noqa: BLE001 - as an executor does
+                future.set_exception(error)
+        return bool(now)
 
 
 class Pod:
@@ -23,10 +48,11 @@ class Pod:
         self.downloads: list[str] = []
         self.said: list[str] = []
         self.now = 1000.0
+        self.executor = Steps()
         self.sync = self.started()
 
     def started(self) -> AdapterSync:
-        return AdapterSync(self.wanted, self.folder, self.download, self.said.append)
+        return AdapterSync(self.wanted, self.folder, self.download, self.executor, self.said.append, self.now)
 
     def download(self, source: str, folder: Path) -> None:
         self.downloads.append(source)
@@ -39,9 +65,15 @@ class Pod:
         self.wanted.write_bytes(encode_wanted([WantedAdapter(name=n, source=s) for n, s in sources.items()]))
 
     def settle(self, seconds: float = 0.0) -> list[ListedAdapter]:
+        """Steps until nothing is being downloaded."""
         self.now += seconds
-        while self.sync.step(self.now):
-            pass
+        self.sync.step(self.now)
+        while self.executor.run():
+            self.sync.step(self.now)
+        return self.list
+
+    @property
+    def list(self) -> list[ListedAdapter]:
         return decode_list((self.folder / LIST).read_bytes())
 
     def path(self, source: str) -> str:
@@ -56,14 +88,44 @@ def pod(tmp_path: Path) -> Pod:
 def test_adapters_are_listed_when_they_are_complete(pod: Pod) -> None:
     assert pod.settle() == []
     pod.want(sql=SQL, chat=CHAT)
-    assert pod.sync.step(pod.now), "one at a time: what follows may have changed meanwhile"
-    assert decode_list((pod.folder / LIST).read_bytes()) == [
-        ListedAdapter(name="sql", source=SQL, path=pod.path(SQL)),
-    ]
+    pod.sync.step(pod.now)
+    pod.executor.run(1)
+    pod.sync.step(pod.now)
+    assert pod.list == [ListedAdapter(name="sql", source=SQL, path=pod.path(SQL))]
     assert [each.name for each in pod.settle()] == ["sql", "chat"]
     assert (Path(pod.path(CHAT)) / "adapter_config.json").read_text() == CHAT
     pod.settle(3600)
     assert pod.downloads == [SQL, CHAT]
+
+
+def test_the_first_list_has_all_adapters_unless_some_take_long(pod: Pod) -> None:
+    pod.want(sql=SQL, chat=CHAT)
+    for seconds in (0.0, FIRST_SECONDS - 1):
+        pod.sync.step(pod.now + seconds)
+        pod.executor.run(1 if seconds == 0.0 else 0)
+        assert not (pod.folder / LIST).exists(), "a server that starts waits for it"
+    pod.sync.step(pod.now + FIRST_SECONDS)
+    assert [each.name for each in pod.list] == ["sql"]
+
+
+def test_few_are_downloaded_at_the_same_time_each_once(pod: Pod) -> None:
+    pod.want(**{f"a{number}": f"hf://org/{number}" for number in range(PARALLEL + 2)})
+    for _ in range(3):
+        pod.sync.step(pod.now)
+    assert len(pod.executor.waiting) == PARALLEL
+    assert len(pod.settle()) == PARALLEL + 2
+    assert len(pod.downloads) == PARALLEL + 2
+
+
+def test_what_is_not_wanted_any_more_is_not_removed_while_it_is_downloaded(pod: Pod) -> None:
+    pod.want(sql=SQL)
+    pod.sync.step(pod.now)
+    (pod.folder / f".{key(SQL)}").mkdir()
+    pod.want()
+    for _ in range(3):
+        pod.now += KEPT_SECONDS
+        pod.sync.step(pod.now)
+    assert (pod.folder / f".{key(SQL)}").exists()
 
 
 def test_a_failed_download_is_tried_again_and_stops_no_other(pod: Pod) -> None:

@@ -81,7 +81,7 @@ def decode_step() -> Batch:
     """A token of each of the rows."""
     row = np.arange(ROWS, dtype=np.int32)
     blocks = CONTEXT // BLOCK
-    table = (row[:, None] * blocks + np.arange(blocks, dtype=np.int32))[None].copy()
+    table = np.ascontiguousarray((row[:, None] * blocks + np.arange(blocks))[None], np.int32)
     return Batch(
         tokens=row + 1,
         positions=np.full(ROWS, CONTEXT - 1, np.int32),

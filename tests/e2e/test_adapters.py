@@ -95,8 +95,8 @@ def states(cluster: Cluster) -> dict[str, tuple[str, int]]:
 
 
 def lives(cluster: Cluster) -> set[tuple[str, int]]:
-    """The pods, and how often their containers were started again."""
-    pods = cluster.items("pods", f"{LABEL}={NAME}")
+    """The pods of servers, and how often their containers were started again."""
+    pods = cluster.items("pods", f"{LABEL}={NAME},app.kubernetes.io/component=server")
     return {
         (pod["metadata"]["uid"], sum(each["restartCount"] for each in pod["status"].get("containerStatuses", [])))
         for pod in pods

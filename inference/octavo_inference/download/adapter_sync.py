@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from octavo_inference.download.transfer import PrefetchError
-from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_wanted, encode_list
+from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_list, decode_wanted, encode_list
 
 LIST = "list.json"
 # A server that reads the list every few seconds has taken an adapter out of use by then.
@@ -63,6 +63,8 @@ class AdapterSync:
     _failed: dict[str, _Failed] = field(default_factory=dict)
     _unwanted: dict[str, float] = field(default_factory=dict)
     _written: bytes = b""
+    # By name, the source that the server reads.
+    _served: dict[str, str] = field(default_factory=dict)
     _list: Sequence[WantedAdapter] = ()
 
     def step(self, now: float) -> None:
@@ -83,6 +85,14 @@ class AdapterSync:
 
     def _part(self, source: str) -> Path:
         return self.folder / f".{key(source)}"
+
+    def __post_init__(self) -> None:
+        """Continue with the list of an earlier process of the container."""
+        try:
+            before = decode_list((self.folder / LIST).read_bytes())
+        except (OSError, msgspec.MsgspecError):
+            return
+        self._served = {each.name: each.source for each in before if each.path}
 
     def _read(self) -> None:
         try:
@@ -118,6 +128,7 @@ class AdapterSync:
     def _write(self) -> None:
         """Write the server's list if it has changed, in one step."""
         listed = [found for each in self._list if (found := self._listed(each)) is not None]
+        self._served = {each.name: each.source for each in listed if each.path}
         data = encode_list(listed)
         if data != self._written:
             new = self.folder / f".{LIST}"
@@ -126,7 +137,7 @@ class AdapterSync:
             self._written = data
 
     def _listed(self, adapter: WantedAdapter) -> ListedAdapter | None:
-        """The entry of an adapter; None during its first download."""
+        """The entry of an adapter, while it is downloaded that of the source that its name had before; None without."""
         folder = self.folder / key(adapter.source)
         if adapter.failure:
             return ListedAdapter(name=adapter.name, source=adapter.source, failure=adapter.failure)
@@ -134,11 +145,15 @@ class AdapterSync:
             return ListedAdapter(name=adapter.name, source=adapter.source, path=str(folder))
         failed = self._failed.get(adapter.source)
         if failed is None:
-            return None
+            before = self._served.get(adapter.name)
+            if before is None or not (self.folder / key(before)).exists():
+                return None
+            return ListedAdapter(name=adapter.name, source=before, path=str(self.folder / key(before)))
         return ListedAdapter(name=adapter.name, source=adapter.source, failure=failed.message)
 
     def _remove(self, now: float) -> None:
-        needed = {key(each.source) for each in self._list if not each.failure} | {key(each) for each in self._running}
+        needed = {key(each.source) for each in self._list if not each.failure}
+        needed |= {key(each) for each in (*self._running, *self._served.values())}
         there = [path for path in self.folder.iterdir() if path.is_dir() and path.name.lstrip(".") not in needed]
         self._unwanted = {path.name: self._unwanted.get(path.name, now) for path in there}
         for path in there:

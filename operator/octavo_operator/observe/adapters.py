@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -78,10 +78,19 @@ def _read(message: str) -> AdapterInspection | ModelFailure | None:
         return None
 
 
-def wanted_list(found: tuple[InspectedAdapter, ...]) -> list[WantedAdapter]:
-    """The list for the pods: those that are inspected, and those that cannot be served, which requests are told."""
-    return [
-        WantedAdapter(name=each.spec.name, source=each.source, failure=each.failure)
-        for each in found
-        if each.found is not None or each.failure
-    ]
+def wanted_list(found: tuple[InspectedAdapter, ...], before: Sequence[WantedAdapter] = ()) -> list[WantedAdapter]:
+    """The list for the pods: those that are inspected, and those that cannot be served, which requests are told.
+
+    What a name had `before` stays until its new source is inspected, and if that cannot be served: status says so.
+    """
+    served = {each.name: each for each in before if not each.failure}
+    wanted = []
+    for each in found:
+        old = served.get(each.spec.name)
+        if each.found is not None and not each.failure:
+            wanted.append(WantedAdapter(name=each.spec.name, source=each.source))
+        elif old is not None:
+            wanted.append(old)
+        elif each.failure:
+            wanted.append(WantedAdapter(name=each.spec.name, source=each.source, failure=each.failure))
+    return wanted

@@ -318,7 +318,7 @@ def _actions(
         bodies.append(model_job.job(owner, installation, _pinned(owner, rollout.revisions), secrets))
     if claim := cache.claim(owner):
         bodies.append(claim)
-    followed = _adapter_list(owner, inspected)
+    followed = _adapter_list(owner, inspected, observed)
     bodies += followed
     if not owner.refusal:
         bodies += _adapter_jobs(owner, installation, observed, inspected)
@@ -337,12 +337,13 @@ def _actions(
     return [*drains, *applies, *noted, *_deletions(owner, observed, kept)]
 
 
-def _adapter_list(owner: LLMDeployment, inspected: tuple[InspectedAdapter, ...]) -> list[Json]:
+def _adapter_list(owner: LLMDeployment, inspected: tuple[InspectedAdapter, ...], observed: Observed) -> list[Json]:
     """The list of adapters for the pods, if they take any."""
     if not adapters.slots(owner.spec):
         return []
     found = {each.identity: each.found for each in inspected if each.found is not None}
-    return [adapters.config_map(owner, wanted_list(inspected), found)]
+    before = adapters.listed(observed.children.get(("ConfigMap", adapters.list_name(owner))))
+    return [adapters.config_map(owner, wanted_list(inspected, before), found)]
 
 
 def _adapter_jobs(

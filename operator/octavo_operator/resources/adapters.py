@@ -17,7 +17,7 @@ from octavo_operator.api.v1alpha1_adapters import AdapterSpec
 from octavo_operator.resources import source
 from octavo_operator.resources.common import NO_GPUS, SECURITY, child
 from octavo_protocol import names
-from octavo_protocol.adapters import AdapterInspection, WantedAdapter, encode_wanted
+from octavo_protocol.adapters import AdapterInspection, WantedAdapter, decode_wanted, encode_wanted
 
 CONTAINER = "adapters"
 VOLUME = "adapters"
@@ -70,6 +70,15 @@ def recorded(body: Json | None) -> dict[str, AdapterInspection]:
         return msgspec.json.decode(text, type=dict[str, AdapterInspection])
     except msgspec.DecodeError:
         return {}
+
+
+def listed(body: Json | None) -> list[WantedAdapter]:
+    """The list in the ConfigMap; empty if someone damaged it."""
+    text = ((body or {}).get("data") or {}).get(WANTED_FILE, "[]")
+    try:
+        return decode_wanted(text.encode())
+    except msgspec.DecodeError:
+        return []
 
 
 def list_digest(body: Json) -> str:

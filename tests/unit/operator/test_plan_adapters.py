@@ -150,6 +150,28 @@ def test_one_that_cannot_be_served_stops_nothing_else(make_world: Callable[..., 
     assert world.settle().status["adapters"][0]["state"] == "Loading"
 
 
+def test_a_name_keeps_its_old_source_until_the_new_one_can_be_served(
+    make_world: Callable[..., World], make_owner: Make
+) -> None:
+    world = make_world("sql")
+    world.settle()
+    before = listed(world)
+    resource = spec("sql")
+    resource["model"]["adapters"][0]["uri"] = "hf://org/bad"
+    world.adapters["sql"] = BROKEN
+    world.owner = make_owner(resource, status=world.owner.status)
+    world.pass_()
+    assert listed(world) == before
+    decided = run(world)
+    assert decided.status["adapters"][0]["state"] == "Failed"
+    assert listed(world) == before
+    resource["model"]["adapters"][0]["uri"] = "hf://org/chat"
+    world.adapters["sql"] = FOUND
+    world.owner = make_owner(resource, status=world.owner.status)
+    run(world)
+    assert listed(world) == [WantedAdapter(name="sql", source="hf://org/chat@beef")]
+
+
 def test_too_large_a_rank_is_refused_until_there_is_room(make_world: Callable[..., World], make_owner: Make) -> None:
     world = make_world("sql", adapters={"maxRank": 8})
     (state,) = world.settle().status["adapters"]

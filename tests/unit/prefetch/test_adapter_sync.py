@@ -98,6 +98,21 @@ def test_adapters_are_listed_when_they_are_complete(pod: Pod) -> None:
     assert pod.downloads == [SQL, CHAT]
 
 
+def test_a_name_keeps_its_old_source_until_the_new_one_is_complete(pod: Pod) -> None:
+    pod.want(sql=SQL)
+    pod.settle()
+    pod.want(sql=CHAT)
+    for seconds in (0, 2 * KEPT_SECONDS):
+        pod.sync.step(pod.now + seconds)
+        assert pod.list == [ListedAdapter(name="sql", source=SQL, path=pod.path(SQL))]
+    pod.executor.waiting.clear()
+    pod.sync = pod.started()
+    assert pod.settle() == [ListedAdapter(name="sql", source=CHAT, path=pod.path(CHAT))]
+    pod.settle()
+    pod.settle(KEPT_SECONDS)
+    assert not Path(pod.path(SQL)).exists()
+
+
 def test_the_first_list_has_all_adapters_unless_some_take_long(pod: Pod) -> None:
     pod.want(sql=SQL, chat=CHAT)
     for seconds in (0.0, FIRST_SECONDS - 1):

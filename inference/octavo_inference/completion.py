@@ -14,6 +14,7 @@ from octavo_inference.chat_format.events import Event, Reasoning, Text
 from octavo_inference.common.errors import OctavoError, RequestError
 from octavo_inference.config.engine import PoolingName
 from octavo_inference.core.request import (
+    NO_ADAPTER,
     REFUSED,
     FinishReason,
     Output,
@@ -111,7 +112,7 @@ class RunningRequest:
         If the engine does not know that yet (`output.finish_reason` is None), a stop string was found: abort the
         sequence. Raises `OctavoError` if the engine failed, `RequestError` if it refused the request.
         """
-        if output.stop_reason == REFUSED:
+        if output.stop_reason in {REFUSED, NO_ADAPTER}:
             raise RequestError(output.error or "the request cannot be served", "prompt")
         if output.finish_reason == "error":
             raise OctavoError(output.error or "the engine failed")

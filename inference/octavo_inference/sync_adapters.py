@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     while True:
         try:
             sync.step(time.monotonic())
-        except OSError as error:  # a full disk: the server goes on with what it has
-            say(f"{arguments.to}: {error}")
+        except Exception as error:  # noqa: BLE001 -- a full disk, or a bug: the server goes on with what it has
+            say(f"{arguments.to}: {type(error).__name__}: {error}")
         time.sleep(_SECONDS)
 
 

@@ -13,7 +13,7 @@ from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
 from octavo_gateway.pool import refusals
 from octavo_gateway.pool.accounting import Accounting
-from octavo_gateway.pool.pool_adapters import PoolAdapters, failure_of
+from octavo_gateway.pool.pool_adapters import PoolAdapters
 from octavo_gateway.pool.replica import Replica, replicas_at
 from octavo_gateway.pool.replica_selector import GATEWAYS, ReplicaSelector
 from octavo_gateway.pool.report_intake import ReportIntake
@@ -304,7 +304,7 @@ class ModelPool:
     def _pointless(self, adapter: str = "") -> ApiError | None:
         """The error if waiting is pointless: the adapter is unusable or gone, or no replica accepts or can start."""
         if adapter and self.adapters.has_failed(adapter):
-            return refusals.adapter_failed(adapter, failure_of(adapter, self.replicas.values()))
+            return refusals.adapter_failed(adapter)
         if adapter and adapter not in self.adapters.names:
             return refusals.adapter_removed(adapter)
         if (self.deployment.hold and not self.deployment.stuck) or self.available(adapter):

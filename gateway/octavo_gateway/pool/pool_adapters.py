@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from octavo_gateway.pool.replica import Replica
 from octavo_protocol.adapters import AdapterReport, AdapterState
 
 Listed = Mapping[str, AdapterReport] | None
@@ -44,9 +43,3 @@ class PoolAdapters:
     def has_failed(self, name: str) -> bool:
         """True if replicas list it, all as failed."""
         return name in self.states and not self.is_listed(name)
-
-
-def failure_of(name: str, replicas: Iterable[Replica]) -> str:
-    """Why an adapter is unusable, as the first replica that lists it as failed reports it."""
-    found = ((one.adapters or {}).get(name) for one in replicas)
-    return next((one.failure for one in found if one is not None and one.failure), "no reason was reported")

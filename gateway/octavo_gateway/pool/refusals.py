@@ -26,9 +26,12 @@ def without_replica(deployment: Deployment, model: str, retry_after: float) -> A
     return unavailable(model, "no replica is ready", retry_after)
 
 
-def adapter_failed(adapter: str, failure: str) -> ApiError:
-    """Error 503: no replica can use an adapter; without Retry-After, because a person has to act first."""
-    why = f"The model {adapter!r} is an adapter that cannot be used: {failure.rstrip('.')}."
+def adapter_failed(adapter: str) -> ApiError:
+    """Error 503: no replica can use an adapter; without Retry-After, because a person has to act first.
+
+    The reason may have paths and names of Secrets, so status and logs have it, and clients do not.
+    """
+    why = f"The model {adapter!r} is an adapter that cannot be used. Its operators have to act."
     return ApiError(503, why, code="model_failed", headers={"x-should-retry": "false"})
 
 

@@ -7,6 +7,7 @@ A change up @ down of a stored matrix is one of the canonical matrices too: what
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +30,12 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rows import reordered
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_values, dequantize, part_tensors
 
+log = logging.getLogger(__name__)
+
 _PREFIX = "base_model.model."
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+# Stacked projections are a few times as wide as the hidden state: larger files are not read.
+_STACKED = 16
 _DOWN, _UP = ("lora_A.weight", "lora_embedding_A"), ("lora_B.weight", "lora_embedding_B")
 _UP_BIAS, _BIAS = "lora_B.bias", "bias"
 
@@ -114,6 +119,8 @@ def stored_biases(weights: Weights) -> Biases:
 def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path, max_rank: int) -> Adapter:
     """The adapter in `folder` for the model at `model`, a file or folder. Raises `ModelError` if it does not fit."""
     settings = read_adapter_config(folder)
+    if settings.base:
+        log.info("%s: an adapter that was trained on %s", folder, settings.base)
     if settings.highest_rank > max_rank:
         raise ModelError(
             f"{folder}: a rank of {settings.highest_rank}; the server takes up to {max_rank} (max_adapter_rank)"
@@ -122,7 +129,8 @@ def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path,
         raise ModelError(f"{folder}: {WEIGHTS_FILE} is missing; adapters are read from safetensors files only")
     with refusing(folder):
         checkpoint = read_checkpoint(folder)
-        changes = _changes(folder, checkpoint, settings)
+        widest = max(config.vocab, _STACKED * config.hidden, _STACKED * config.intermediate)
+        changes = _changes(folder, checkpoint, settings, widest)
         family, factors = _family(config, model)
         layers, prefix = _layers(folder, config, family, factors, changes)
         outer = {
@@ -140,15 +148,20 @@ def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path,
             lm_head=_outer(folder, outer["lm_head"], "lm_head", config.vocab, config.hidden),
         )
     for name, part in adapter.parts():
-        if not all(np.isfinite(values).all() for values in (part.down, part.up)):
+        if not all(np.isfinite(values).all() for values in (part.down, part.up, part.bias) if values is not None):
             raise ModelError(f"{folder}: the change of {name} has numbers that are not finite")
     return adapter
 
 
-def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig) -> dict[str, _Change]:
-    """The tensors of a checkpoint by module, scaled."""
+def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, widest: int) -> dict[str, _Change]:
+    """The tensors of a checkpoint by module, scaled. `widest`: rows or columns of any of the model's matrices."""
     changes: dict[str, _Change] = {}
     for name, raw in checkpoint.tensors.items():
+        if max(raw.shape, default=0) > widest or math.prod(raw.shape) > settings.highest_rank * widest:
+            raise ModelError(
+                f"{folder}: tensor {name} has shape {raw.shape}, more than any matrix of the model needs at a rank of "
+                f"{settings.highest_rank}; it was trained on another base model"
+            )
         known = name.removeprefix(_PREFIX).replace(".default.", ".").replace(".base_layer.", ".")
         for kinds, at in ((_DOWN, "down"), (_UP, "up"), ((_UP_BIAS,), "up_bias"), ((_BIAS,), "bias")):
             ending = next((kind for kind in kinds if known.endswith("." + kind)), None)

@@ -22,6 +22,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 
 
+_MOST_BYTES = 1 << 20
 # Ways to initialize that leave the base model as it is. The others change its weights, too.
 _PLAIN_STARTS = frozenset({True, False, None, "gaussian", "eva", "orthogonal"})
 
@@ -95,6 +96,8 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ModelError(f"{folder}: {CONFIG_FILE} is missing; an adapter is a folder that PEFT saved")
+    if path.stat().st_size > _MOST_BYTES:
+        raise ModelError(f"{path}: {path.stat().st_size} bytes; the configuration of an adapter has a few kilobytes")
     given = read_json(path, _File, "the configuration of an adapter")
     if given.peft_type != "LORA":
         raise ModelError(f"{path}: peft_type is {given.peft_type!r}; only LORA is supported")

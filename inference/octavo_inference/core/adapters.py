@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -66,6 +66,8 @@ class _Read:
     rank: int = 0
     digest: str = ""
     failure: str = ""
+    is_final: bool = True
+    """False if a later attempt may succeed: the files could not be read now."""
 
 
 @dataclass(slots=True)
@@ -98,6 +100,10 @@ class AdapterPool:
         self._cached: OrderedDict[str, None] = OrderedDict()
         self._users: dict[str, str] = {}
         self._changed = False
+        # Adapters that could be read before: why not now.
+        self._unreadable: dict[str, str] = {}
+        # A slot may be had since the last look at the queue.
+        self._freed = False
 
     @property
     def waiting(self) -> list[str]:
@@ -107,7 +113,7 @@ class AdapterPool:
     @property
     def is_ready(self) -> bool:
         """True if `advance` has something to do now."""
-        return bool(self._done)
+        return bool(self._done) or (self._freed and bool(self._queue))
 
     def offer(self, key: str, path: str) -> None:
         """Read an adapter and keep it, on the device if there is a free slot."""
@@ -142,7 +148,7 @@ class AdapterPool:
         """A request has ended, running or waiting."""
         key = self._users.pop(request_id, None)
         if key is not None:
-            self._changed = True
+            self._changed = self._freed = True
             self._slots.release(key)
             self._drop_withdrawn(key)
             return
@@ -153,20 +159,24 @@ class AdapterPool:
                 waiting.remove(request_id)
                 if not waiting:
                     del self._queue[key]
+                    self._freed = True
                     self._drop_withdrawn(key)
 
     def advance(self) -> Iterator[Granted | Denied]:
         """Take what was read, load what requests wait for, and let these requests go on."""
         self._take()
+        self._freed = False
+        is_full = False
         for key in list(self._queue):
             offered = self._offered[key]
-            if offered.read is not None and offered.read.failure:
-                yield from self._deny(key, offered.read.failure)
+            failure = self._unreadable.pop(key, "" if offered.read is None else offered.read.failure)
+            if failure:
+                yield from self._deny(key, failure)
             elif offered.read is None or offered.read.prepared is None:
                 self._start(key)
-            elif not self._load(key, offered.read):
+            elif is_full or not self._load(key, offered.read):
                 self._slots.make_room()
-                return
+                is_full = True  # those behind it are read meanwhile
             else:
                 del self._queue[key]
                 waiting, offered.waiting = offered.waiting, deque()
@@ -214,7 +224,10 @@ class AdapterPool:
             if self._offered.get(key) is not offered:
                 continue  # withdrawn since
             self._changed = True
-            offered.read = read
+            before, offered.read = offered.read, read
+            if before is not None and read.failure and not read.is_final:
+                offered.read = replace(before, prepared=None)
+                self._unreadable[key] = read.failure
             if read.prepared is not None:
                 self._cached[key] = None
                 if self._slots.has_free:
@@ -275,7 +288,7 @@ class AdapterPool:
             found = _Read(None, failure=str(error))
         except Exception as error:
             log.exception("an adapter could not be read")
-            found = _Read(None, failure=f"it could not be read: {type(error).__name__}")
+            found = _Read(None, failure=f"it could not be read: {type(error).__name__}", is_final=False)
         self._done.append((key, offered, found))
         return self.on_ready()
 

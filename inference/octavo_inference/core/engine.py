@@ -49,7 +49,15 @@ from octavo_inference.core.model_input import NO_CHOICE, NOT_NUMBERS, DecodeRun,
 from octavo_inference.core.outputs import end_output, pooled_output, token_logprobs, token_output
 from octavo_inference.core.pending_step import PendingStep, launch
 from octavo_inference.core.prefill_budget import PrefillBudget
-from octavo_inference.core.request import REFUSED, FinishReason, Output, Request, TokenLogprobs
+from octavo_inference.core.request import (
+    ADAPTER_UNUSABLE,
+    NO_ADAPTER,
+    REFUSED,
+    FinishReason,
+    Output,
+    Request,
+    TokenLogprobs,
+)
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
@@ -71,6 +79,8 @@ log = logging.getLogger(__name__)
 # A failed step ends the requests in it. This many failures in a row mean that the device is lost, not a bad request.
 _MAX_FAILED_STEPS = 3
 _CHECK_SECONDS = 30.0
+# Between two steps while requests only wait for their adapters.
+_WAIT_SECONDS = 0.5
 
 
 class Engine:
@@ -202,20 +212,22 @@ class Engine:
     def delay(self) -> float:
         """Seconds until a step has something to compute if no message arrives first; usually 0.
 
-        Infinite if a grammar has to be compiled or an adapter read first (`on_ready` of both).
+        Infinite if a grammar has to be compiled first (`on_ready`).
         """
         if self._pending or self.guided.has_compiled or self.adapters.is_ready:
             return 0.0
-        return self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
+        delay = self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
+        # A read may take longer than deadlines, and than an engine may be silent.
+        return min(delay, _WAIT_SECONDS) if self.adapters.waiting else delay
 
     def wait(self) -> None:
         """Wait until a grammar is compiled or an adapter read, if a step has nothing to do before.
 
         For programs without other work.
         """
-        if math.isinf(self.delay()):
+        if self.adapters.waiting and not (self._pending or self.scheduler.has_work or self.adapters.is_ready):
             self.adapters.wait()
-        if self.grammar_compiler is not None and math.isinf(self.delay()):
+        elif self.grammar_compiler is not None and math.isinf(self.delay()):
             self.grammar_compiler.wait()
 
     def submit(self, request: Request) -> None:
@@ -256,7 +268,8 @@ class Engine:
             )
         granted = self.adapters.begin(request.id, request.adapter) if request.adapter else None
         if isinstance(granted, Denied):
-            raise RequestError(f"the adapter cannot be used: {granted.failure}", "model")
+            log.warning("a request for adapter %s: %s", request.adapter, granted.failure)
+            raise RequestError(ADAPTER_UNUSABLE, "model")
         self._live.add(sequences, now)
         self.counters.requests += 1
         self.counters.pooled_requests += request.pooling is not None
@@ -397,8 +410,8 @@ class Engine:
         for granted in self.adapters.advance():
             sequences = self._live.sequences(granted.request_id)
             if isinstance(granted, Denied):
-                message = f"the adapter cannot be used: {granted.failure}"
-                outputs += self._live.end(granted.request_id, "error", message, REFUSED)
+                log.warning("a request's adapter cannot be used: %s", granted.failure)
+                outputs += self._live.end(granted.request_id, "error", ADAPTER_UNUSABLE, NO_ADAPTER)
             else:
                 self._use_adapter(sequences, granted)
                 self._guide_and_queue(sequences)

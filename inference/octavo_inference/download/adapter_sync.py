@@ -98,7 +98,7 @@ class AdapterSync:
         try:
             self._list = decode_wanted(self.wanted.read_bytes())
         except FileNotFoundError:
-            self._list = ()
+            pass  # not written yet, or deleted by mistake: the operator writes it again
         except (OSError, msgspec.MsgspecError) as error:
             self.say(f"{self.wanted}: {error}; the adapters stay as they are")
         sources = {each.source for each in self._list}
@@ -137,18 +137,17 @@ class AdapterSync:
             self._written = data
 
     def _listed(self, adapter: WantedAdapter) -> ListedAdapter | None:
-        """The entry of an adapter, while it is downloaded that of the source that its name had before; None without."""
+        """The entry of an adapter, until it is downloaded that of the source its name had before. None without one."""
         folder = self.folder / key(adapter.source)
         if adapter.failure:
             return ListedAdapter(name=adapter.name, source=adapter.source, failure=adapter.failure)
         if folder.exists():
             return ListedAdapter(name=adapter.name, source=adapter.source, path=str(folder))
-        failed = self._failed.get(adapter.source)
-        if failed is None:
-            before = self._served.get(adapter.name)
-            if before is None or not (self.folder / key(before)).exists():
-                return None
+        before, failed = self._served.get(adapter.name), self._failed.get(adapter.source)
+        if before is not None and (self.folder / key(before)).exists():
             return ListedAdapter(name=adapter.name, source=before, path=str(self.folder / key(before)))
+        if failed is None:
+            return None
         return ListedAdapter(name=adapter.name, source=adapter.source, failure=failed.message)
 
     def _remove(self, now: float) -> None:

@@ -7,7 +7,17 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError
-from octavo_inference.core.request import REFUSED, Abort, OfferAdapter, Output, Request, ResetCache, WithdrawAdapter
+from octavo_inference.core.request import (
+    ADAPTER_UNUSABLE,
+    NO_ADAPTER,
+    REFUSED,
+    Abort,
+    OfferAdapter,
+    Output,
+    Request,
+    ResetCache,
+    WithdrawAdapter,
+)
 from octavo_inference.engine.ipc import EngineStep, StepTimes, ToEngine
 
 if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
@@ -57,13 +67,14 @@ class EngineLoop:
             try:
                 self._engine.submit(message)
             except OctavoError as error:
+                reason = NO_ADAPTER if str(error) == ADAPTER_UNUSABLE else REFUSED
                 outputs += [
                     Output(
                         id=message.id,
                         index=index,
                         tokens=[],
                         finish_reason="error",
-                        stop_reason=REFUSED,
+                        stop_reason=reason,
                         error=str(error),
                     )
                     for index in range(message.sampling.n)

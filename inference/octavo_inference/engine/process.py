@@ -171,7 +171,10 @@ def _load_and_run_until_sleep(
     engine.adapters.on_ready = channel.wake
     engine.message_fd = channel.fileno()
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
-    return info, _run(EngineLoop(engine), channel, frames)
+    try:
+        return info, _run(EngineLoop(engine), channel, frames)
+    finally:
+        engine.adapters.close()
 
 
 def _release() -> None:

@@ -56,6 +56,7 @@ async def load_adapter(service: Service, request: Request) -> Response:
     if len(adapters.all) >= MAX_ADAPTERS and adapters.find(name) is None:
         raise invalid(f"lora_name: {MAX_ADAPTERS} adapters are loaded, which is the limit; unload one.", "lora_name")
     path = _inside(service.adapter_root, body.lora_path)
+    _refuse_listed(service, name)
     failure = await until_disconnect(request.receive, adapters.load(name, str(path)))
     if failure:
         raise invalid(f"lora_path: {failure}.", "lora_path")
@@ -65,11 +66,19 @@ async def load_adapter(service: Service, request: Request) -> Response:
 async def unload_adapter(service: Service, request: Request) -> Response:
     """Unload an adapter. Its running requests finish; new ones are refused."""
     body = await json_body.read(request, UnloadAdapterRequest)
+    _refuse_listed(service, body.lora_name)
     if not service.adapters.withdraw(body.lora_name):
         raise ApiError(
             404, f"lora_name: there is no adapter {body.lora_name!r}.", param="lora_name", code="adapter_not_found"
         )
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+def _refuse_listed(service: Service, name: str) -> None:
+    """Raise `ApiError` for an adapter of the list file, which alone says whether it is there."""
+    known = service.adapters.find(name)
+    if known is not None and known.listed:
+        raise invalid(f"lora_name: the adapter {name!r} is in --adapters-file; change that list instead.", "lora_name")
 
 
 def _inside(root: Path | None, given: str) -> Path:

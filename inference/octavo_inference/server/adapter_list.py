@@ -6,8 +6,6 @@ import asyncio
 import logging
 from pathlib import Path
 
-import msgspec
-
 from octavo_inference.server.adapters import Adapters
 from octavo_protocol.adapters import decode_list
 
@@ -35,7 +33,7 @@ class AdapterList:
                 listed = decode_list(self._path.read_bytes())
                 self._seen, self._problem = version, ""
                 self._adapters.follow(listed)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError) as error:  # msgspec raises UnicodeDecodeError too
             problem = error.strerror if isinstance(error, OSError) else str(error)
             if problem != self._problem:
                 log.warning("the list of adapters %s cannot be used: %s", self._path, problem)

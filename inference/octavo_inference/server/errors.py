@@ -111,11 +111,9 @@ def model_not_found(name: str, known: str) -> ApiError:
     )
 
 
-def adapter_failed(name: str, failure: str) -> ApiError:
-    """404: an adapter that cannot be used."""
-    return ApiError(
-        404, f"The adapter {name[:128]!r} cannot be used: {failure}.", param="model", code="adapter_unavailable"
-    )
+def adapter_failed(why: str) -> ApiError:
+    """503: an adapter that cannot be used. The reason may have paths and names of Secrets, so clients do not get it."""
+    return ApiError(503, f"The request cannot be served: {why}.", param="model", code="adapter_unavailable")
 
 
 def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiError:

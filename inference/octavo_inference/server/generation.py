@@ -21,10 +21,11 @@ from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.answers.reader import AnswerReader
 from octavo_inference.chat_format.events import Event
 from octavo_inference.common.errors import QueueFullError, RequestError
-from octavo_inference.core.request import DEADLINE, ENGINE_GONE, REFUSED, Output, Request, TokenLogprobs
+from octavo_inference.core.request import DEADLINE, ENGINE_GONE, NO_ADAPTER, REFUSED, Output, Request, TokenLogprobs
 from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server.errors import (
     ApiError,
+    adapter_failed,
     deadline_exceeded,
     engine_failed,
     engine_gone,
@@ -256,6 +257,8 @@ def failure_of(output: Output) -> ApiError:
     message = output.error or "The request was aborted."
     if output.stop_reason == REFUSED:
         return invalid(message, None)
+    if output.stop_reason == NO_ADAPTER:
+        return adapter_failed(message)
     if output.stop_reason == DEADLINE:
         return deadline_exceeded(message)
     if output.stop_reason == ENGINE_GONE:

@@ -22,7 +22,7 @@ from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
 from octavo_inference.config.engine import PoolingName, RelevanceName
-from octavo_inference.core.request import Request
+from octavo_inference.core.request import ADAPTER_UNUSABLE, Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server import errors
@@ -149,7 +149,7 @@ class Service:
         if adapter is None:
             raise model_not_found(model, self.names[0])
         if adapter.state.failure:
-            raise errors.adapter_failed(model, adapter.state.failure)
+            raise errors.adapter_failed(ADAPTER_UNUSABLE)
         return replace(self.loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
 
     @property

@@ -148,6 +148,13 @@ def test_what_cannot_be_loaded_is_refused_and_the_server_goes_on(
     assert answer(server, "one")
 
 
+def test_those_of_the_list_are_changed_by_the_list_alone(server: Running) -> None:
+    for path, body in (("unload", {}), ("load", {"lora_path": "a3", "load_inplace": True})):
+        refused = server.admin.post(f"/v1/{path}_lora_adapter", json={"lora_name": "one"} | body)
+        assert refused.status_code == 400
+        assert "is in --adapters-file; change that list instead" in refused.json()["error"]["message"]
+
+
 def test_the_public_port_loads_none(server: Running) -> None:
     assert server.api.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "a0"}).status_code == 404
 
@@ -189,8 +196,9 @@ def test_adapters_are_swapped_under_traffic_without_a_failed_request(server: Run
 
 def test_a_list_that_is_damaged_changes_nothing(server: Running, root: Path, listed: Path) -> None:
     before = states(server)
-    listed.write_text('[{"name": "one"')
-    time.sleep(1.2)
+    for damaged in (b'[{"name": "one"', b'[{"name": "\xff"}]'):
+        listed.write_bytes(damaged)
+        time.sleep(1.2)
     assert states(server) == before
     assert "cannot be used" in server.log
     write(listed, root, "one", "two")
@@ -209,8 +217,10 @@ def test_one_that_fails_says_so_in_the_report_and_in_answers(server: Running, ro
     assert reports["gone"]["failure"] == "no such repository"
     assert "a name of the model itself" in reports["smollm2"]["failure"]
     response = server.api.post("/v1/chat/completions", json=server.body(model="gone"))
-    assert response.status_code == 404
-    assert response.json()["error"]["message"] == "The adapter 'gone' cannot be used: no such repository."
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "adapter_unavailable"
+    assert "no such repository" not in response.text, "reasons may have paths and names of Secrets"
+    assert "no such repository" in server.log
     write(listed, root, "one", "two")
     until(lambda: "gone" not in states(server))
 

@@ -94,6 +94,18 @@ def replace_tokens(story: Story, vocab: int) -> Story:
     return Story([token % vocab for token in story.tokens], story.blocks, story.start, story.end)
 
 
+def test_a_long_run_of_wide_rows(kernels: Kernels) -> None:
+    """Wide rows are multiplied in several blocks."""
+    config = replace(BASE, layers=1, hidden=8192, heads=2, kv_heads=2, head_dim=16, intermediate=32, vocab=64)
+    rng = np.random.default_rng(8)
+    weights = random_weights(config, rng)
+    adapter = random_adapter(weights, rng, 4, ("q", "v", "gate"))
+    native = create(config, weights, kernels, adapter_slots=1, max_adapter_rank=4)
+    native.load_adapter(0, native.prepare_adapter(adapter))
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [32, 7])]
+    close(native.logits(with_slots(batch_of(told), [0, 0])), expected(config, weights, [adapter], told, [0, 0]))
+
+
 def test_biases_are_added(kernels: Kernels) -> None:
     config, weights = model_of("biases")
     rng = np.random.default_rng(2)

@@ -14,7 +14,8 @@ from octavo_inference.common.errors import ModelError, RequestError
 from octavo_inference.core.adapter_slots import AdapterSlots
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
-from octavo_inference.core.request import Output, Request, SamplingParams
+from octavo_inference.core.request import ADAPTER_UNUSABLE, NO_ADAPTER, Output, Request, SamplingParams
+from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.adapter import Adapter, LowRank
 
 from .echo import CONFIG, EchoBackend
@@ -29,10 +30,13 @@ class Reader:
         self.gate = threading.Event()
         self.gate.set()
         self.read: list[str] = []
+        self.gone: set[str] = set()
 
     def __call__(self, folder: Path) -> Adapter:
         self.gate.wait(10)
         self.read.append(folder.name)
+        if folder.name in self.gone:
+            raise OSError(5, "Input/output error")
         if folder.name == "13":
             raise ModelError("its rank is odd")
         none = np.zeros((RANK, 1), np.float32)
@@ -119,7 +123,7 @@ def test_an_adapter_has_no_prefix_of_another_one(server: Server) -> None:
 
 
 def test_an_unknown_adapter_is_refused(server: Server) -> None:
-    with pytest.raises(RequestError, match="it is not there") as error:
+    with pytest.raises(RequestError, match=ADAPTER_UNUSABLE) as error:
         server.submit("a", "7")
     assert error.value.field == "model"
 
@@ -132,10 +136,10 @@ def test_one_that_cannot_be_read_says_why_and_the_others_go_on(server: Server) -
     server.submit("runs", "1")
     server.reader.gate.set()
     found = server.run()
-    assert found["waits"][-1].error == "the adapter cannot be used: its rank is odd"
+    assert (found["waits"][-1].error, found["waits"][-1].stop_reason) == (ADAPTER_UNUSABLE, NO_ADAPTER)
     assert found["runs"][-1].finish_reason == "length"
     assert server.states["13"] == "failed"
-    with pytest.raises(RequestError, match="its rank is odd"):
+    with pytest.raises(RequestError, match=ADAPTER_UNUSABLE):
         server.submit("later", "13")
 
 
@@ -189,6 +193,45 @@ def test_those_not_used_for_longest_leave_host_memory_and_are_read_again() -> No
     assert server.states[stored] == "loaded"
 
 
+def test_files_that_cannot_be_read_now_are_read_for_a_later_request() -> None:
+    server = Server(slots=1, max_cached=1)
+    server.offer(1, 2)
+    stored = next(key for key, state in server.states.items() if state == "stored")
+    server.reader.gone = {stored}
+    server.submit("now", stored)
+    assert server.run()["now"][-1].stop_reason == NO_ADAPTER
+    assert server.states[stored] == "stored"
+    server.reader.gone = set()
+    server.submit("later", stored)
+    assert tokens(server.run()["later"])
+
+
+def test_a_loop_that_waits_for_messages_goes_on_when_a_slot_is_free() -> None:
+    """The server's loop waits for a message where the engine says that nothing else brings work."""
+    server = Server(slots=1)
+    server.offer(1, 2)
+    loop = EngineLoop(server.engine)
+    server.submit("first", "1", tokens=3)
+    server.submit("second", "2")
+    outputs: list[Output] = []
+    while not any(output.id == "second" for output in outputs):
+        assert loop.poll_timeout() is not None, "it would wait for a message that may never come"
+        outputs += loop.run_once([]).outputs
+
+
+def test_a_deadline_holds_while_an_adapter_is_read(server: Server) -> None:
+    server.reader.gate.clear()
+    server.engine.adapters.offer("1", "/adapters/1")
+    loop, sampling = EngineLoop(server.engine), SamplingParams(max_tokens=3)
+    server.engine.submit(Request(id="due", tokens=[1], sampling=sampling, adapter="1", timeout=5))
+    timeout = loop.poll_timeout()
+    assert timeout is not None
+    assert timeout <= 1, "an engine that is silent for long is taken for a hang"
+    server.time += 6
+    assert loop.run_once([]).outputs[0].stop_reason == "deadline"
+    server.reader.gate.set()
+
+
 def test_a_withdrawn_adapter_finishes_its_requests(server: Server) -> None:
     server.offer(1)
     server.submit("runs", "1", tokens=10)
@@ -198,7 +241,7 @@ def test_a_withdrawn_adapter_finishes_its_requests(server: Server) -> None:
     assert server.backend.adapters[0] == 1
     found = server.run()
     assert found["runs"][-1].finish_reason == found["on its way"][-1].finish_reason == "length"
-    with pytest.raises(RequestError, match="not there any more"):
+    with pytest.raises(RequestError, match=ADAPTER_UNUSABLE):
         server.submit("late", "1")
     assert server.backend.adapters == [None, None]
     assert server.engine.adapters.changes() is None

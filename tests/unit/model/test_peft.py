@@ -124,6 +124,7 @@ def test_adapters_of_other_numbers_differ_in_their_digest(model: Path) -> None:
         (pair() | {f"{Q}.lora_magnitude_vector": np.ones(32, np.float32)}, {}, "is of DoRA"),
         (pair() | {"lm_head.weight": np.ones((60, 32), np.float32)}, {}, "resized vocabulary, which is not supported"),
         (pair() | {"model.norm.weight": np.ones(32, np.float32)}, {}, "is no part of a LoRA adapter"),
+        (pair(columns=2000), {}, "more than any matrix of the model needs at a rank of 8"),
         (pair("lm_head", rows=60), {}, "lm_head has a matrix of \\(60, 8\\), the model needs \\(50, 8\\)"),
         (pair() | {f"{Q}.lora_B.weight": np.full((32, 8), np.nan, np.float32)}, {}, "not finite"),
         (pair() | {f"{Q}.lora_B.weight": np.ones((32, 8), np.int32)}, {}, "has dtype I32"),

@@ -186,7 +186,7 @@ class CpuBackend:
             "queries": _zeros((tokens, layers[0].query_up.rows), np.dtype(np.float32)),
         }
         self.adapter_slots = adapter_slots
-        ranks = most_ranks(max_adapter_rank, kernels.info.panel)
+        ranks = most_ranks(max_adapter_rank, kernels.info.panel, shapes)
         experts_of_token = 1 if config.experts is None else config.experts.chosen + 1
         changed_rows = max(tokens * experts_of_token, samples) if adapter_slots else 0
         buffers["low_rank"] = _zeros((changed_rows, ranks), np.dtype(np.float32))
@@ -315,9 +315,9 @@ class CpuBackend:
         return self._packer.pack(adapter)
 
     def load_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """Put an adapter into a slot, or empty it."""
-        self._loaded[slot] = adapter
-        self._adapters[slot] = abi.AdapterArgs() if adapter is None else adapter.args
+        """Put an adapter into a slot. An emptied slot keeps its own, for rows whose result is dropped."""
+        if adapter is not None:
+            self._loaded[slot], self._adapters[slot] = adapter, adapter.args
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""

@@ -218,9 +218,10 @@ class AdapterPacker:
         found.nbytes += down.nbytes + up.nbytes
 
 
-def most_ranks(max_rank: int, panel: int) -> int:
-    """Products of a row with `down` of any matrix, in whole panels. q, k, v and a gate each have their own."""
-    widest = max(len(fields) for fields in (("q", "k", "v", "attention_gate"), ("gate", "up")))
+def most_ranks(max_rank: int, panel: int, shapes: Shapes) -> int:
+    """Products of a row with `down` of any matrix, in whole panels. Each field of a fused matrix has its own."""
+    groups = [[name for each in fields for name in _fields(each, layer)] for layer in shapes for fields in _PARTS]
+    widest = max([2, *map(len, groups)])  # gate and up of experts
     return -(-widest * max_rank // panel) * panel
 
 

@@ -116,7 +116,8 @@ struct Step {
       if (panel >= down.rows / PANEL) return;
       const StoreFloats store{m.low_rank + run.first * m.low_rank_stride, m.low_rank_stride, nullptr};
       const Input some{input + run.first * cols, nullptr};
-      Product<P, StoreFloats>(down, some, run.count, store).piece(panel);
+      const Product<P, StoreFloats> product(down, some, run.count, store);
+      for (i64 piece = panel; piece < product.pieces(); piece += down.rows / PANEL) product.piece(piece);  // its blocks
     });
   }
 

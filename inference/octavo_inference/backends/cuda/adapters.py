@@ -103,7 +103,10 @@ class DeviceAdapters:
 
     def begin_range(self, first: int, count: int) -> None:
         """Sort `count` query tokens, from `first` on: for the head."""
-        self._sort(self._buffers.adapter_slots[first : first + count])
+        # A copy begins at an aligned address: for others Triton compiles another variant.
+        slots = self._buffers.adapter_samples[:count]
+        slots.copy_(self._buffers.adapter_slots[first : first + count])
+        self._sort(slots)
 
     def add(self, layer: int | None, name: str, x: Torch, out: Torch) -> None:
         """Add the changes of x [M, columns] to its products with a matrix, out [M, rows]. M rows were sorted last."""

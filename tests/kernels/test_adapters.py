@@ -24,7 +24,8 @@ CPU = torch.device("cpu")
 QKV = AdaptedMatrix(0, "qkv", ("q", "k", "v"), (200, 24, 40), 72)
 DOWN = AdaptedMatrix(0, "down", ("down",), (72,), 136)
 EMBEDDING = AdaptedMatrix(None, "embedding", ("embedding",), (72,), 61, by_column=True)
-MATRICES = (QKV, DOWN, EMBEDDING)
+WIDE = AdaptedMatrix(0, "o", ("o",), (40,), 2200)  # its columns are split
+MATRICES = (QKV, DOWN, EMBEDDING, WIDE)
 NONE = -1
 
 
@@ -93,8 +94,8 @@ def changed(
 def everyone(rng: np.random.Generator) -> list[Adapter | None]:
     """Small and large ranks, parts that are absent, and an empty slot."""
     return [
-        adapter(rng, {"q": 8, "k": 8, "v": 8, "down": 8}),
-        adapter(rng, {"q": 24, "v": 3}, bias=("v",)),
+        adapter(rng, {"q": 8, "k": 8, "v": 8, "down": 8, "o": 5}),
+        adapter(rng, {"q": 24, "v": 3, "o": 24}, bias=("v",)),
         None,
         adapter(rng, {"k": 20, "down": 21}, bias=("k", "down")),
     ]
@@ -110,7 +111,7 @@ def everyone(rng: np.random.Generator) -> list[Adapter | None]:
     ],
     ids=["decodes", "prompts and decodes", "none", "many rows"],
 )
-@pytest.mark.parametrize("matrix", [QKV, DOWN], ids=["qkv", "down"])
+@pytest.mark.parametrize("matrix", [QKV, DOWN, WIDE], ids=["qkv", "down", "wide"])
 def test_changes_of_rows(
     counts: list[int], slots: list[int], padding: int, matrix: AdaptedMatrix, record: Record
 ) -> None:
@@ -208,8 +209,8 @@ def test_an_adapter_is_as_long_as_its_ranks() -> None:
     device = slots_of([None], torch.float32, limits_of(8, 1, 64))
     small = device.prepare(adapter(rng, {"q": 3}))
     assert len(small.numbers) == 8 * (QKV.columns + 200), "padded to 8 ranks"
-    whole = {"q": 64, "k": 64, "v": 64, "down": 64, "embedding": 64}
-    largest = device.prepare(adapter(rng, whole, bias=("q", "down")))
+    whole = {"q": 64, "k": 64, "v": 64, "down": 64, "o": 64, "embedding": 64}
+    largest = device.prepare(adapter(rng, whole, bias=("q", "down", "o")))
     assert len(largest.numbers) + 72 == slot_elements(MATRICES, 64), "an embedding has no bias"
 
 

@@ -8,9 +8,9 @@ import torch
 
 _FEW, _FEW_ROWS, _MANY_ROWS, _FLOAT_ROWS = 256, 16, 64, 32
 _PROGRAMS = 128  # about one for each multiprocessor, if one adapter has all rows
-_MOST_SPLITS = 16
-OUTPUTS = 128
-"""Rows of `up` that a program multiplies at a time."""
+_MOST_SPLITS, _LEAST_COLUMNS = 16, 512
+TILE = 128
+"""Rows of `up` in a tile of outputs."""
 MOST_ACROSS = 256
 """Most programs of `expand` for each block of rows; the tiles of larger matrices share them."""
 
@@ -45,8 +45,7 @@ def row_steps(rows: int) -> list[int]:
 def splits_of(rows: int, columns: int, dtype: torch.dtype) -> int:
     """Into how many parts the columns of x are split: few rows alone would not occupy the GPU."""
     block = block_rows(rows, dtype)
-    programs, steps = -(-rows // block), -(-columns // shrink_tile(block, dtype).step)
-    wanted = min(_MOST_SPLITS, _PROGRAMS // programs, steps)
+    wanted = min(_MOST_SPLITS, _PROGRAMS // -(-rows // block), columns // _LEAST_COLUMNS)
     return 1 << (max(1, wanted).bit_length() - 1)
 
 
@@ -67,6 +66,11 @@ def expand_ranks(most: int) -> int:
     return 16 if most <= 16 else 32
 
 
+def expand_outputs(block: int) -> int:
+    """Rows of `up` that a program multiplies at a time with a block of `block` rows: its sums stay in registers."""
+    return TILE if block == _FEW_ROWS else TILE // 2
+
+
 def expand_warps(block: int) -> int:
-    """Warps of a program of `expand` for blocks of `block` rows."""
+    """Warps of a program of `expand`."""
     return 8 if block == _MANY_ROWS else 4

@@ -16,8 +16,9 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.adapter_layout import HEAD, PART, UNIT
 from octavo_inference.backends.cuda.kernels.adapter_configs import (
     MOST_ACROSS,
-    OUTPUTS,
+    TILE,
     block_rows,
+    expand_outputs,
     expand_ranks,
     expand_warps,
 )
@@ -32,7 +33,7 @@ def output_tiles(rows: Sequence[int], device: torch.device) -> Torch:
     """
     found, start = [], 0
     for part, count in enumerate(rows):
-        found += [(part, first, start + count, start) for first in range(start, start + count, OUTPUTS)]
+        found += [(part, first, start + count, start) for first in range(start, start + count, TILE)]
         start += count
     return torch.tensor(found, dtype=torch.int32).to(device)
 
@@ -41,7 +42,8 @@ def output_tiles(rows: Sequence[int], device: torch.device) -> Torch:
 @triton.jit(do_not_specialize=["rows", "count"])
 def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, entries_stride, numbers_stride,
             products_stride, y_stride, DOT: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-            OUTPUTS: tl.constexpr, RANKS: tl.constexpr, UNIT: tl.constexpr, HEAD: tl.constexpr, PART: tl.constexpr):
+            OUTPUTS: tl.constexpr, CUTS: tl.constexpr, RANKS: tl.constexpr, UNIT: tl.constexpr, HEAD: tl.constexpr,
+            PART: tl.constexpr):
     wait_for_previous()
     block = tl.program_id(0)
     slot = tl.load(blocks + block).to(tl.int64)
@@ -56,12 +58,12 @@ def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, e
     place = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     present = (place >= 0)[:, None]
     for number in range(tl.program_id(1), count, tl.num_programs(1)):
-        tile = tiles + number * 4
+        tile = tiles + number // CUTS * 4
         part = entries + HEAD + tl.load(tile) * PART
         first, ranks = tl.load(part) * UNIT, tl.load(part + 1) * UNIT
         up = numbers + tl.load(part + 2).to(tl.int64) * UNIT
         if (ranks > 0) | (biased > 0):
-            row = tl.load(tile + 1) + tl.arange(0, OUTPUTS)
+            row = tl.load(tile + 1) + number % CUTS * OUTPUTS + tl.arange(0, OUTPUTS)
             end = tl.load(tile + 2)
             known = row < end
             own = (row - tl.load(tile + 3))[:, None] * ranks
@@ -101,9 +103,12 @@ def expand(
     """
     splits, rows, _ = products.shape
     block = block_rows(rows, numbers.dtype)
-    _expand[(len(blocks), min(len(tiles), MOST_ACROSS))](
-        products, places, blocks, entries, numbers, tiles, out, rows, len(tiles), entries.stride(0),
+    outputs = expand_outputs(block)
+    cuts = TILE // outputs
+    # One stage: the loop over ranks has few turns, and buffers for more would crowd out other programs.
+    _expand[(len(blocks), min(len(tiles) * cuts, MOST_ACROSS))](
+        products, places, blocks, entries, numbers, tiles, out, rows, len(tiles) * cuts, entries.stride(0),
         numbers.stride(0), products.stride(1), out.stride(0), DOT=dot_type(numbers.dtype), SPLITS=splits, ROWS=block,
-        OUTPUTS=OUTPUTS, RANKS=expand_ranks(max_rank), UNIT=UNIT, HEAD=HEAD, PART=PART, num_warps=expand_warps(block),
-        **launch_options(),
+        OUTPUTS=outputs, CUTS=cuts, RANKS=expand_ranks(max_rank), UNIT=UNIT, HEAD=HEAD, PART=PART,
+        num_warps=expand_warps(block), num_stages=1, **launch_options(),
     )  # fmt: skip

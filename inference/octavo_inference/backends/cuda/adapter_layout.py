@@ -25,6 +25,8 @@ HEAD, PART = 4, 4
 """Integers of an entry for the matrix, and for each part."""
 MOST_PARTS = 4
 ENTRY = HEAD + MOST_PARTS * PART
+TILE, TILE_FIELDS = 128, 4
+"""Rows of `up` in a tile of outputs, and the integers that describe a tile."""
 
 _ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), "o": ("o",)}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
@@ -71,8 +73,9 @@ def slot_elements(matrices: Sequence[AdaptedMatrix], rank: int) -> int:
 
 
 def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, element: int) -> int:
-    """Bytes of the slots on the device, with the entries of their matrices; an element has `element` bytes."""
-    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * len(matrices))
+    """Bytes of slots on the device, with the entries and tiles of their matrices; an element has `element` bytes."""
+    tiles = sum(-(-count // TILE) for rows in {matrix.rows for matrix in matrices} for count in rows)
+    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * len(matrices)) + 4 * TILE_FIELDS * tiles
 
 
 def products_width(config: ModelConfig, rank: int) -> int:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo_inference.backends.cuda.adapter_layout import TILE
+
 _FEW, _FEW_ROWS, _MANY_ROWS, _FLOAT_ROWS = 256, 16, 64, 32
 _PROGRAMS = 128  # about one for each multiprocessor, if one adapter has all rows
 _MOST_SPLITS, _LEAST_COLUMNS = 16, 512
-TILE = 128
-"""Rows of `up` in a tile of outputs."""
 MOST_ACROSS = 256
 """Most programs of `expand` for each block of rows; the tiles of larger matrices share them."""
 

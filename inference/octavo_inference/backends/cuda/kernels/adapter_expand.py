@@ -13,10 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import HEAD, PART, UNIT
+from octavo_inference.backends.cuda.adapter_layout import HEAD, PART, TILE, TILE_FIELDS, UNIT
 from octavo_inference.backends.cuda.kernels.adapter_configs import (
     MOST_ACROSS,
-    TILE,
     block_rows,
     expand_outputs,
     expand_ranks,
@@ -27,7 +26,7 @@ from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 
 
 def output_tiles(rows: Sequence[int], device: torch.device) -> Torch:
-    """The tiles of a matrix whose parts have so many rows, [tiles, 4] int32.
+    """The tiles of a matrix whose parts have so many rows, [tiles, TILE_FIELDS] int32.
 
     Of each its part, its first row, and the end and the start of the part's rows.
     """
@@ -43,7 +42,7 @@ def output_tiles(rows: Sequence[int], device: torch.device) -> Torch:
 def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, entries_stride, numbers_stride,
             products_stride, y_stride, DOT: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
             OUTPUTS: tl.constexpr, CUTS: tl.constexpr, RANKS: tl.constexpr, UNIT: tl.constexpr, HEAD: tl.constexpr,
-            PART: tl.constexpr):
+            PART: tl.constexpr, FIELDS: tl.constexpr):
     wait_for_previous()
     block = tl.program_id(0)
     slot = tl.load(blocks + block).to(tl.int64)
@@ -58,7 +57,7 @@ def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, e
     place = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     present = (place >= 0)[:, None]
     for number in range(tl.program_id(1), count, tl.num_programs(1)):
-        tile = tiles + number // CUTS * 4
+        tile = tiles + number // CUTS * FIELDS
         part = entries + HEAD + tl.load(tile) * PART
         first, ranks = tl.load(part) * UNIT, tl.load(part + 1) * UNIT
         up = numbers + tl.load(part + 2).to(tl.int64) * UNIT
@@ -110,5 +109,5 @@ def expand(
         products, places, blocks, entries, numbers, tiles, out, rows, len(tiles) * cuts, entries.stride(0),
         numbers.stride(0), products.stride(1), out.stride(0), DOT=dot_type(numbers.dtype), SPLITS=splits, ROWS=block,
         OUTPUTS=outputs, CUTS=cuts, RANKS=expand_ranks(max_rank), UNIT=UNIT, HEAD=HEAD, PART=PART,
-        num_warps=expand_warps(block), num_stages=1, **launch_options(),
+        FIELDS=TILE_FIELDS, num_warps=expand_warps(block), num_stages=1, **launch_options(),
     )  # fmt: skip

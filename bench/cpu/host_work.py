@@ -26,7 +26,7 @@ from bench.cpu.prefill_chunks import DEVICES
 from bench.lib.host import host
 from bench.lib.results import save
 from octavo_inference.common.framing import encode_frame
-from octavo_inference.core.backend import HostBlocks, WithoutStates
+from octavo_inference.core.backend import HostBlocks, WithoutAdapters, WithoutStates
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.model_input import RowChange, RowStep, StepResult
@@ -51,7 +51,7 @@ MODEL = ModelConfig(
 
 
 @dataclass(slots=True)
-class NullDevice(WithoutStates):
+class NullDevice(WithoutStates, WithoutAdapters):
     """A `Backend` that only takes time, and records its idle time. Times are of `time.perf_counter`."""
 
     num_blocks: int

@@ -69,8 +69,8 @@ class FairQueue(Generic[T]):
             self._classes[priority] = _Class(self.counter)
         self._classes[priority].add(entry, place)
 
-    def remove(self, entry: T) -> None:
-        """Remove an entry of the queue."""
+    def remove(self, entry: T) -> Place:
+        """Remove an entry of the queue; returns the place that it had."""
         place = self._places.pop(entry)
         members = self._classes[place.priority]
         members.remove(place)
@@ -79,6 +79,7 @@ class FairQueue(Generic[T]):
         self.waiting[place.tenant] -= 1
         if not self.waiting[place.tenant]:
             del self.waiting[place.tenant]
+        return place
 
     def head(self, now: float) -> T | None:
         """The next entry to serve, None if the queue is empty."""
@@ -97,6 +98,10 @@ class FairQueue(Generic[T]):
         if tokens < 0:
             for members in self._classes.values():
                 members.lowered(tenant)
+
+    def oldest(self) -> float | None:
+        """The arrival of the oldest entry; None without one."""
+        return min((self._places[members.oldest()].arrived for members in self._classes.values()), default=None)
 
     def by_priority(self) -> dict[int, int]:
         """The number of entries of each priority."""

@@ -10,12 +10,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_gateway.pool.reservation import Reservation
 
 UNKNOWN = "unknown"
 # Number of key names with their own series; all other names share one series, and keys without a name another.
 MOST_KEYS = 200
+# The same for the names of adapters, which servers load and unload at run time.
+MOST_ADAPTERS = 1000
+OTHER = "other"
 _HOLD_BUCKETS = (0.01, 0.1, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300)
 _OVERHEAD_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -96,8 +99,20 @@ class GatewayMetrics:
             "cached at the replica, and cached there", ["model", "kind"], registry=registry,
         )  # fmt: skip
         self._keys: set[str] = set()
+        self._adapters: set[str] = set()
         self._models = models
         registry.register(_Gauges(models))
+
+    def model(self, served: NamedModel) -> str:
+        """The value of the label `model` for requests: the served name of a model, or the name of an adapter."""
+        name = served.adapter
+        if not name:
+            return label(served.pool)
+        if name not in self._adapters:
+            if len(self._adapters) >= MOST_ADAPTERS:
+                return OTHER
+            self._adapters.add(name)
+        return name
 
     def key(self, name: str) -> str:
         """The value of the label `key` for requests with an API key of that name; "" for a key without a name."""
@@ -105,7 +120,7 @@ class GatewayMetrics:
             return "unnamed"
         if name not in self._keys:
             if len(self._keys) >= MOST_KEYS:
-                return "other"
+                return OTHER
             self._keys.add(name)
         return name
 
@@ -114,26 +129,24 @@ class GatewayMetrics:
         self.tokens.labels(model, route, "prompt").inc(prompt)
         self.tokens.labels(model, route, "generation").inc(output)
 
-    def routed(self, pool: ModelPool, reservation: Reservation) -> None:
-        """Count a routing choice."""
-        model = label(pool)
+    def routed(self, model: str, reservation: Reservation) -> None:
+        """Count a routing choice. `model`: the label of the request's model."""
         self._routed.labels(model, reservation.choice.reason).inc()
         if reservation.choice.against:
             self._against.labels(model).inc()
 
-    def answered(self, pool: ModelPool, reservation: Reservation, *, prompt: int, cached: int | None) -> None:
+    def answered(self, model: str, reservation: Reservation, *, prompt: int, cached: int | None) -> None:
         """Count predicted and actual cached prompt tokens. `cached` is None if the answer did not report it."""
         if cached is not None:
-            model = label(pool)
             for kind, tokens in (("all", prompt), ("predicted", reservation.matched), ("cached", cached)):
                 self._prefix.labels(model, kind).inc(tokens)
 
     def exposition(self) -> bytes:
         """All metrics in the Prometheus text format."""
         # Create the series at zero: `rate` and `increase` miss the first event of a series that begins with it.
-        for pool in self._models.pools():
-            self.broken.labels(label(pool))
-            self._against.labels(label(pool))
+        for model in self._models.models():
+            self.broken.labels(self.model(model))
+            self._against.labels(self.model(model))
         return generate_latest(self.registry)
 
 
@@ -170,6 +183,11 @@ class _Gauges(Collector):
             "Entries of the prefix index: text pieces, block hashes and assumed pieces",
             labels=["kind"],
         )
+        adapters = GaugeMetricFamily(
+            "octavo_gateway_adapter_replicas",
+            "Replicas that list an adapter, by its state there",
+            labels=["model", "adapter", "state"],
+        )
         known = self._models.index
         stride = GaugeMetricFamily(
             "octavo_gateway_prefix_hash_stride", "The prefix index keeps one in this many block hashes"
@@ -191,6 +209,9 @@ class _Gauges(Collector):
             for priority, count in pool.queue.by_priority().items():
                 waiting.add_metric([model, str(priority)], count)
             oldest.add_metric([model], pool.queue.oldest(now))
+            for adapter, states in pool.adapters.states.items():
+                for state, number in states.items():
+                    adapters.add_metric([model, adapter, state], number)
             endpoints.add_metric([model, "accepting"], accepting)
             endpoints.add_metric([model, "not-accepting"], len(replicas) - accepting)
-        return [in_flight, held, waiting, oldest, endpoints, age, rejected, index, stride]
+        return [in_flight, held, waiting, oldest, endpoints, adapters, age, rejected, index, stride]

@@ -87,11 +87,17 @@ class RunningRequest:
         sampling: SamplingParams,
         plan: AnswerPlan,
         pooling: PoolingName | None = None,
+        adapter: str = "",
     ) -> Self:
-        """Build the request of a prompt: text, or a list of token ids. `name` must be unique in the engine."""
+        """Build the request of a prompt: text, or a list of token ids. `name` must be unique in the engine.
+
+        `adapter` is the engine's key of an adapter.
+        """
         text = prompt if isinstance(prompt, str) else None
         tokens = tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
-        request = Request(id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=plan.guidance)
+        request = Request(
+            id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=plan.guidance, adapter=adapter
+        )
         outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
         detokenizers = [Detokenizer.of(tokenizer, tokens, sampling, plan.shown) for _ in outputs]
         readers = [] if plan.is_plain else [plan.reader() for _ in outputs]

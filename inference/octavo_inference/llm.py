@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -13,7 +14,7 @@ from tqdm import tqdm
 
 from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.checkpoints.sentence_transformers import declared_pooling, declares_normalized
-from octavo_inference.common.errors import OctavoError, RequestError
+from octavo_inference.common.errors import ModelError, OctavoError, RequestError
 from octavo_inference.common.vectors import vector_of
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
@@ -56,6 +57,38 @@ class LLM:
         self._pooling = declared_pooling(loaded.text.path) or self.engine.config.pooling
         self._normalized = declares_normalized(loaded.text.path)
         self._count = 0
+        self._adapters: dict[str, str] = {}
+
+    def load_adapter(self, name: str, path: str | Path) -> None:
+        """Load a LoRA adapter that PEFT saved in a folder, for requests that name it, instead of one of that name.
+
+        The model must be loaded with `max_loaded_adapters` above 0. Raises `ModelError` for one that cannot be used.
+        """
+        self._count += 1
+        key, pool = f"{name}#{self._count}", self.engine.adapters
+        pool.offer(key, str(path))
+        pool.wait()
+        self.engine.step()
+        [state] = [each for each in pool.changes() or [] if each.key == key]
+        if state.failure:
+            pool.withdraw(key)
+            raise ModelError(state.failure)
+        self.unload_adapter(name)
+        self._adapters[name] = key
+
+    def unload_adapter(self, name: str) -> None:
+        """Forget an adapter, if there is one of this name."""
+        key = self._adapters.pop(name, None)
+        if key is not None:
+            self.engine.adapters.withdraw(key)
+
+    def _adapter_key(self, name: str | None) -> str:
+        if name is None:
+            return ""
+        if name not in self._adapters:
+            known = ", ".join(self._adapters) or "none"
+            raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
+        return self._adapters[name]
 
     def generate(
         self,
@@ -63,17 +96,23 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         guidance: Guidance | None = None,
+        adapter: str | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Generate answers for all prompts in one batch; results in the order of the prompts.
 
         A prompt is text or a list of token ids. `sampling_params` is one for all or one per prompt. `guidance`
-        constrains the tokens of all answers. If a request can never be served, raises `RequestError` before anything is
-        computed; for a grammar that cannot be compiled, once that is known.
+        constrains the tokens of all answers. `adapter` names one of `load_adapter`, for all prompts. If a request can
+        never be served, raises `RequestError` before anything is computed; for a grammar that cannot be compiled, once
+        that is known.
         """
         listed = _as_list(prompts)
         return self._generated(
-            listed, sampling_params, [AnswerPlan(guidance=guidance)] * len(listed), use_tqdm=use_tqdm
+            listed,
+            sampling_params,
+            [AnswerPlan(guidance=guidance)] * len(listed),
+            adapter=self._adapter_key(adapter),
+            use_tqdm=use_tqdm,
         )
 
     def _generated(
@@ -82,6 +121,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         plans: Sequence[AnswerPlan],
         *,
+        adapter: str,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None:
@@ -93,7 +133,7 @@ class LLM:
         if len(params) != len(listed):
             raise RequestError(f"{len(listed)} prompts but {len(params)} sampling parameters", "sampling_params")
         given = zip(listed, params, plans, strict=True)
-        jobs = [self._job(prompt, sampling, plan) for prompt, sampling, plan in given]
+        jobs = [self._job(prompt, sampling, plan, adapter=adapter) for prompt, sampling, plan in given]
         with self._submitted([job.request for job in jobs]):
             self._run(jobs, use_tqdm=use_tqdm)
         return [job.result for job in jobs]
@@ -106,6 +146,7 @@ class LLM:
         guidance: Guidance | None = None,
         tool_choice: str = "auto",
         parallel_tool_calls: bool = True,
+        adapter: str | None = None,
         use_tqdm: bool = True,
         **options: Unpack[TemplateOptions],
     ) -> list[RequestOutput]:
@@ -122,7 +163,13 @@ class LLM:
             one_or_more(messages), options, guidance, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
         )
         plans = [plan for _, plan in planned]
-        return self._generated([tokens for tokens, _ in planned], sampling_params, plans, use_tqdm=use_tqdm)
+        return self._generated(
+            [tokens for tokens, _ in planned],
+            sampling_params,
+            plans,
+            adapter=self._adapter_key(adapter),
+            use_tqdm=use_tqdm,
+        )
 
     def embed(
         self,
@@ -131,6 +178,7 @@ class LLM:
         pooling: PoolingName | None = None,
         normalize: bool | None = None,
         dimensions: int | None = None,
+        adapter: str | None = None,
         use_tqdm: bool = True,
     ) -> list[EmbeddingOutput]:
         """Embed all prompts in one batch, by their final hidden states; results in the order of the prompts.
@@ -146,8 +194,10 @@ class LLM:
         hidden, normalize = self.engine.embedding_size, self._normalized if normalize is None else normalize
         if dimensions is not None and not 1 <= dimensions <= hidden:
             raise RequestError(f"dimensions is {dimensions}, it must be from 1 to {hidden}", "dimensions")
+        key = self._adapter_key(adapter)
         jobs = [
-            self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling) for prompt in _as_list(prompts)
+            self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling, adapter=key)
+            for prompt in _as_list(prompts)
         ]
         found = []
         for output in self._pooled([job.request for job in jobs], "Embeddings", use_tqdm=use_tqdm):
@@ -204,9 +254,11 @@ class LLM:
         sampling: SamplingParams,
         plan: AnswerPlan,
         pooling: PoolingName | None = None,
+        *,
+        adapter: str = "",
     ) -> RunningRequest:
         self._count += 1
-        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, plan, pooling)
+        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, plan, pooling, adapter)
 
     @contextmanager
     def _submitted(self, requests: list[Request]) -> Iterator[None]:

@@ -6,14 +6,16 @@ adapter once it is there, or why it cannot be.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final, Literal
 
 import msgspec
 
 MAX_ADAPTERS: Final = 256
 MAX_ADAPTER_RANK: Final = 256
+MAX_ADAPTER_NAME: Final = 128
 ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
-AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=128)]
+AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=MAX_ADAPTER_NAME)]
 
 AdapterState = Literal["loading", "stored", "cached", "loaded", "failed"]
 """Not read yet; known to be usable, and read again for a request; in host memory; on the device; unusable."""
@@ -42,6 +44,30 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     failure: str = ""
 
 
+def is_adapter_name(text: str) -> bool:
+    """True if an adapter may have this name."""
+    return len(text) <= MAX_ADAPTER_NAME and re.match(ADAPTER_NAME, text) is not None
+
+
+class WantedAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An adapter that pods are to have, in the list that the operator writes.
+
+    `source`: the URI with its revision, from which a pod downloads it. `failure`: why it cannot be served.
+    """
+
+    name: AdapterName
+    source: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    failure: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+
+
+class AdapterInspection(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="adapter", omit_defaults=True):
+    """An adapter of a kind that is served. `rank`: the largest of its matrices; `file_bytes`: size of its weights."""
+
+    revision: Annotated[str, msgspec.Meta(max_length=160)] = ""
+    rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_ADAPTER_RANK)] = 0
+    file_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+
+
 def encode_list(adapters: list[ListedAdapter]) -> bytes:
     """The file of a list."""
     return msgspec.json.format(msgspec.json.encode(adapters))
@@ -58,3 +84,13 @@ def decode_list(data: bytes) -> list[ListedAdapter]:
         if not adapter.path and not adapter.failure:
             raise msgspec.ValidationError(f"an adapter needs a path or a failure - at `$[{number}].path`")
     return found
+
+
+def encode_wanted(adapters: list[WantedAdapter]) -> bytes:
+    """The list that the operator writes for its pods."""
+    return msgspec.json.format(msgspec.json.encode(adapters))
+
+
+def decode_wanted(data: bytes) -> list[WantedAdapter]:
+    """Decode a file of `encode_wanted`. Raises `msgspec.DecodeError` for a malformed one."""
+    return msgspec.json.decode(data, type=list[WantedAdapter])

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.kv_tables import KvTables
 
 WORD_LIMIT = 128
@@ -65,7 +66,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     upper bounds of the engine's working memory on a CPU for one token of a step, and for one running request or
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
-    it is an encoder, which computes a prompt in one step, and needs its KV in that step alone.
+    it is an encoder, which computes a prompt in one step, and needs its KV in that step alone. `adapter_elements`: of
+    an adapter with a rank of 1 that changes all matrices of the layers; 0 if none can be served. `draft`: the report
+    on the draft model, which computes on CPUs only and has no part for GPUs.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
@@ -85,14 +88,20 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     thread_bytes: _Count = 0
     state_bytes: _Count = 0
     whole_prompts: bool = False
+    adapter_elements: _Count = 0
     gpu: GpuReport | None = None
+    draft: ModelReport | None = None
 
 
-class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure"):
-    """Why a model cannot be served: `reason` is a CamelCase word for programs, `message` a sentence for users."""
+class ModelFailure(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="failure", omit_defaults=True):
+    """Why a model cannot be served: `reason` is a CamelCase word for programs, `message` a sentence for users.
+
+    `draft`: because of its draft model.
+    """
 
     reason: _Word
     message: Annotated[str, msgspec.Meta(max_length=REPORT_LIMIT)]
+    draft: bool = False
 
 
 def no_effect(quantization: str) -> str:
@@ -100,11 +109,11 @@ def no_effect(quantization: str) -> str:
     return f"quantization {quantization} has no effect: the checkpoint is already quantised; leave it at auto"
 
 
-def encode_inspection(found: ModelReport | ModelFailure) -> bytes:
+def encode_inspection(found: ModelReport | AdapterInspection | ModelFailure) -> bytes:
     """One line of JSON of at most `REPORT_LIMIT` bytes; a long message is truncated."""
     data = msgspec.json.encode(found)
     while len(data) > REPORT_LIMIT and isinstance(found, ModelFailure):
-        found = ModelFailure(reason=found.reason, message=found.message[: len(found.message) * 3 // 4])
+        found = msgspec.structs.replace(found, message=found.message[: len(found.message) * 3 // 4])
         data = msgspec.json.encode(found)
     return data
 
@@ -112,3 +121,8 @@ def encode_inspection(found: ModelReport | ModelFailure) -> bytes:
 def decode_inspection(data: str | bytes) -> ModelReport | ModelFailure:
     """Decode the output of `encode_inspection`. Raises `msgspec.DecodeError` for anything else."""
     return msgspec.json.decode(data, type=ModelReport | ModelFailure)
+
+
+def decode_adapter_inspection(data: str | bytes) -> AdapterInspection | ModelFailure:
+    """Decode the inspection of an adapter. Raises `msgspec.DecodeError` for anything else."""
+    return msgspec.json.decode(data, type=AdapterInspection | ModelFailure)

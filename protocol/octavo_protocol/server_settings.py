@@ -43,6 +43,36 @@ class ServerSettings:
             group="model",
         ),
     ] = "embedding"
+    adapters: Annotated[
+        tuple[str, ...],
+        Knob(
+            "a LoRA adapter, by name and folder; repeat it for more; needs max_loaded_adapters",
+            unset="none",
+            group="model",
+            key="adapter",
+            metavar="NAME=PATH",
+            pattern=r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}=.+",
+            hint="use NAME=PATH, as in sql=/adapters/sql",
+        ),
+    ] = ()
+    adapters_file: Annotated[
+        str | None,
+        Knob(
+            "JSON list of adapters, each with name and path, that is read again when it changes",
+            unset="none",
+            group="model",
+            metavar="FILE",
+        ),
+    ] = None
+    adapter_root: Annotated[
+        str | None,
+        Knob(
+            "folder of the adapters that the admin port may load by request",
+            unset="none are loaded by request",
+            group="model",
+            metavar="FOLDER",
+        ),
+    ] = None
     host: Annotated[str, Knob("address of the API", group="HTTP")] = "127.0.0.1"
     port: Annotated[int, Knob("port of the API; 0: any free one", group="HTTP", low=0, high=65535)] = PORT_API
     admin_host: Annotated[str, Knob("address of metrics, load and drain", group="HTTP")] = "127.0.0.1"

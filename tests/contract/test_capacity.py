@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.support.native import needs_native
 from tokenizers import Tokenizer, models
@@ -79,6 +80,36 @@ def test_the_engine_takes_what_was_expected(
     assert plan.activations <= expected.activations <= 1.3 * plan.activations
     total = plan.grows
     assert expected.weights + expected.kv + expected.activations + expected.swap == pytest.approx(total, rel=0.03)
+
+
+@needs_native
+def test_the_engine_takes_what_was_expected_with_a_draft_model(make_owner: Make, smollm2: ModelReport) -> None:
+    speculation = {"method": "draft", "model": {"uri": "pvc://claim/small"}}
+    engine = {"threads": 2, "kv": {"memory": "64Mi"}, "maxModelLen": 512, "speculation": speculation}
+    found = msgspec.structs.replace(smollm2, draft=smollm2)
+    expected = expect(make_owner({"engine": engine}), "2Gi", found)
+    sizes = {"kv_memory": 64 << 20, "max_model_len": 512}
+    plan = load_engine(
+        EngineSettings("smollm2", threads=2, backend="cpu", speculation="draft", speculation_model="smollm2", **sizes)
+    ).memory
+    assert plan is not None
+    assert expected.kv == plan.kv_pool
+    assert expected.weights == pytest.approx(plan.weights, rel=0.02)
+    assert plan.activations <= expected.activations <= 1.3 * plan.activations
+
+
+@needs_native
+@pytest.mark.parametrize("rank", [8, 256])
+def test_the_engine_reserves_what_was_expected_for_adapters(rank: int, make_owner: Make, smollm2: ModelReport) -> None:
+    limits = {"adapters": {"maxLoaded": 4, "maxRank": rank}, "kv": {"memory": "64Mi"}}
+    expected = expect(make_owner({"engine": {"threads": 2, "maxModelLen": 512, **limits}}), "64Gi", smollm2)
+    sizes = {"kv_memory": 64 << 20, "max_model_len": 512, "threads": 2, "backend": "cpu"}
+    settings = EngineSettings("smollm2", max_loaded_adapters=4, max_adapter_rank=rank, **sizes)
+    plan, without = load_engine(settings).memory, load_engine(EngineSettings("smollm2", **sizes)).memory
+    assert plan is not None
+    assert without is not None
+    assert expected.kv == plan.kv_pool
+    assert expected.adapters == plan.weights - without.weights
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused_as_the_engine_would(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.e2e.examples import changed, remove
+from tests.e2e.hub_pod import hub_pod
 from tests.e2e.waiting import patiently
 
 from demo.cluster import RESOURCE, Cluster, condition
@@ -17,13 +18,6 @@ from demo.traffic import chat
 
 COMMIT = "c0ffee" + "0" * 34
 CLASS = "octavo-by-hand"
-SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": 65532,
-    "allowPrivilegeEscalation": False,
-    "capabilities": {"drop": ["ALL"]},
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
 
 
 def ready(cluster: Cluster, name: str) -> dict[str, Any] | None:
@@ -35,32 +29,8 @@ def ready(cluster: Cluster, name: str) -> dict[str, Any] | None:
 @pytest.fixture
 def hub(cluster: Cluster, system: str, example: str) -> Iterator[str]:
     """Address of a hub in the cluster; it serves the example's model, out of its image."""
-    operator = cluster.get("deployment", "octavo-operator", system)
-    assert operator is not None
-    arguments = operator["spec"]["template"]["spec"]["containers"][0]["args"]
-    image = next(a.partition("=")[2] for a in arguments if a.startswith("--server-cpu-image="))
-    model = yaml.safe_load(example)["spec"]["model"]["uri"].removeprefix("oci://")
-    script = (Path(__file__).parent / "hub.py").read_text()
-    head = {"name": "hub", "labels": {"app": "hub"}}
-    cluster.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": head, "data": {"hub.py": script}})
-    container = {
-        "name": "hub",
-        "image": image,
-        "command": ["python", "/hub/hub.py", "/model"],
-        "securityContext": SECURITY,
-        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "hub", "mountPath": "/hub"}, {"name": "model", "mountPath": "/model"}],
-    }
-    volumes = [{"name": "hub", "configMap": {"name": "hub"}}, {"name": "model", "image": {"reference": model}}]
-    pod = {"containers": [container], "volumes": volumes, "terminationGracePeriodSeconds": 0}
-    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": pod})
-    port = {"selector": {"app": "hub"}, "ports": [{"port": 8080}]}
-    cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": head, "spec": port})
-    try:
-        cluster.run("wait", "pod/hub", "-n", cluster.namespace, "--for=condition=Ready", "--timeout=90s")
-        yield f"http://hub.{cluster.namespace}.svc:8080"
-    finally:
-        cluster.run("delete", "pod,service,configmap", "hub", "-n", cluster.namespace, "--ignore-not-found")
+    with hub_pod(cluster, system, "hub", yaml.safe_load(example)["spec"]["model"]["uri"]) as address:
+        yield address
 
 
 @pytest.fixture

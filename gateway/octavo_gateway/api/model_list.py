@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
 
 from octavo_gateway.api.errors import ApiError
-from octavo_gateway.discovery.endpoints import Deployment
 
 PAGE = 20
 """Models on a page of Anthropic's list, unless the client names another number."""
 MAX_PAGE = 1000
 
 
-def model_list(deployments: Iterable[Deployment]) -> bytes:
-    """OpenAI's list: every served name and alias of these deployments."""
-    return msgspec.json.encode({"object": "list", "data": [_openai(*one) for one in _named(deployments)]})
+class ModelEntry(NamedTuple):
+    """One name of a model. `created`: Unix seconds. `root`: the name of the weights that answer.
+
+    `parent`: the model that an adapter changes, None for a model with its own weights.
+    """
+
+    name: str
+    created: int
+    root: str
+    parent: str | None = None
 
 
-def model_object(name: str, deployment: Deployment) -> bytes:
+def model_list(entries: Iterable[ModelEntry]) -> bytes:
+    """OpenAI's list."""
+    return msgspec.json.encode({"object": "list", "data": [_openai(entry) for entry in entries]})
+
+
+def model_object(entry: ModelEntry) -> bytes:
     """One model in OpenAI's form."""
-    return msgspec.json.encode(_openai(name, deployment))
+    return msgspec.json.encode(_openai(entry))
 
 
-def anthropic_list(deployments: Iterable[Deployment], query: Mapping[str, str]) -> bytes:
+def anthropic_list(entries: Iterable[ModelEntry], query: Mapping[str, str]) -> bytes:
     """One page of Anthropic's list. Raises `ApiError` 400 for a malformed `limit`, `after_id` or `before_id`."""
-    models = [_anthropic(*one) for one in _named(deployments)]
+    models = [_anthropic(entry) for entry in entries]
     ids = [model["id"] for model in models]
     limit = _limit(query)
     first = _position(ids, query, "after_id") + 1 if "after_id" in query else 0
@@ -41,22 +53,32 @@ def anthropic_list(deployments: Iterable[Deployment], query: Mapping[str, str]) 
     return msgspec.json.encode({"data": page, "has_more": more, "first_id": ends[0], "last_id": ends[1]})
 
 
-def anthropic_model(name: str, deployment: Deployment) -> bytes:
+def anthropic_model(entry: ModelEntry) -> bytes:
     """One model in Anthropic's form."""
-    return msgspec.json.encode(_anthropic(name, deployment))
+    return msgspec.json.encode(_anthropic(entry))
 
 
-def _named(deployments: Iterable[Deployment]) -> list[tuple[str, Deployment]]:
-    return [(name, deployment) for deployment in deployments for name in deployment.models]
+def entries_of(names: Sequence[str], adapter: str, created: int) -> list[ModelEntry]:
+    """The entries of a model with these names, first its served name; or of its adapter, if that is not empty."""
+    if adapter:
+        return [ModelEntry(adapter, created, adapter, names[0])]
+    return [ModelEntry(name, created, names[0]) for name in names]
 
 
-def _openai(name: str, deployment: Deployment) -> dict[str, object]:
-    return {"id": name, "object": "model", "created": deployment.created, "owned_by": "octavo"}
+def _openai(entry: ModelEntry) -> dict[str, object]:
+    return {
+        "id": entry.name,
+        "object": "model",
+        "created": entry.created,
+        "owned_by": "octavo",
+        "root": entry.root,
+        "parent": entry.parent,
+    }
 
 
-def _anthropic(name: str, deployment: Deployment) -> dict[str, str]:
-    created = datetime.fromtimestamp(deployment.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+def _anthropic(entry: ModelEntry) -> dict[str, str]:
+    created = datetime.fromtimestamp(entry.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"type": "model", "id": entry.name, "display_name": entry.name, "created_at": created}
 
 
 def _limit(query: Mapping[str, str]) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo_gateway.routing.candidate import STRATEGIES, Policy
 from octavo_protocol import names
+from octavo_protocol.adapters import MAX_ADAPTERS, is_adapter_name
 
 Object = Mapping[str, Any]
 Key = tuple[str, str]
@@ -41,7 +42,8 @@ class Deployment:
     """The gateway's view of one LLMDeployment. `models`: served name first, then aliases. `cold_start` in seconds.
 
     `canary_percent` of the requests go to the pods of a canary. `canary_step` names the step that requests are counted
-    for, empty without a canary. `stuck`: the reason why no replica can start, empty while one can.
+    for, empty without a canary. `stuck`: the reason why no replica can start, empty while one can. `adapters`: names of
+    its LoRA adapters, as far as they are configured; replicas may report more.
     """
 
     namespace: str
@@ -57,10 +59,11 @@ class Deployment:
     stuck: str = ""
     policy: Policy = DEFAULT_POLICY
     session_header: str = DEFAULT_SESSION_HEADER
+    adapters: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that a request may use for it."""
+        """All names that a request may use for it, without those of its adapters."""
         return (*self.models, f"{self.namespace}/{self.name}")
 
     @property
@@ -154,7 +157,14 @@ def _deployment(key: Key, service: Object, annotations: Mapping[str, str], pods:
         canary_step=annotations.get(names.ANNOTATION_CANARY_STEP, ""),
         policy=_policy(annotations),
         session_header=annotations.get(names.ANNOTATION_SESSION_HEADER) or DEFAULT_SESSION_HEADER,
+        adapters=_adapters(annotations.get(names.ANNOTATION_ADAPTERS, "")),
     )
+
+
+def _adapters(text: str) -> tuple[str, ...]:
+    """The names of adapters, without invalid ones."""
+    found = dict.fromkeys(name.strip() for name in text.split(","))
+    return tuple(name for name in found if is_adapter_name(name))[:MAX_ADAPTERS]
 
 
 def _policy(annotations: Mapping[str, str]) -> Policy:

@@ -20,8 +20,9 @@ from octavo_protocol.routes import Route
 class Call:
     """An admitted request. `path` is the route's own, not the client's spelling, and includes the query.
 
-    `timeout`: seconds after `started` within which the client needs the answer. `stored`: the place of the stored
-    response to which the request refers. `learn` is called with the id of a response and the replica that stores it.
+    `timeout`: seconds after `started` within which the client needs the answer. `model`: the label of its model in
+    metrics. `stored`: the place of the stored response to which the request refers. `learn` is called with the id of a
+    response and the replica that stores it.
     """
 
     route: Route
@@ -35,6 +36,7 @@ class Call:
     attributes: RequestAttributes
     timeout: float | None = None
     _: KW_ONLY
+    model: str
     stored: StoredAt | None = None
     learn: Callable[[str, Replica], object] | None = None
 

@@ -21,7 +21,7 @@ from octavo_gateway.http.call import Call
 from octavo_gateway.http.client_response import EVENT_STREAM, ClientResponse
 from octavo_gateway.http.sse import EventCutter
 from octavo_gateway.http.stream_watchdog import fail_on_close
-from octavo_gateway.metrics import GatewayMetrics, label
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.pool.arrivals import Arrival
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.reservation import Ending, RequestOutcome, Reservation
@@ -84,7 +84,7 @@ class Exchange:
                     response = await self._whole(replica)
             complete = True
             usage = self.call.grant.usage
-            self.metrics.answered(self.pool, self.reservation, prompt=usage.prompt, cached=usage.cached)
+            self.metrics.answered(self.call.model, self.reservation, prompt=usage.prompt, cached=usage.cached)
             return response
         finally:
             # A closed connection makes the replica stop; only a connection read to its end is reused.
@@ -150,7 +150,7 @@ class Exchange:
                 chunk = await replica.content.readany()
             except (aiohttp.ClientError, OSError):
                 self._ended(replica, Ending.BROKEN)
-                self.metrics.broken.labels(label(self.pool)).inc()
+                self.metrics.broken.labels(self.call.model).inc()
                 name = self.reservation.replica.endpoint.name
                 log.warning("%s aborted its stream", name, extra={"request_id": request_id})
                 return await answer.fail(broken(), next_sequence(last))

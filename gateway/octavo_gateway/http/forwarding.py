@@ -18,9 +18,9 @@ from octavo_gateway.http.proxy import Proxy
 from octavo_gateway.http.request_body import BODY_SECONDS, read_body
 from octavo_gateway.http.request_keys import ENTRY, ID, MODEL
 from octavo_gateway.http.response_finder import ResponseFinder
-from octavo_gateway.metrics import GatewayMetrics, label
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.pool.model_pool import ModelPool
-from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.pool.stored_responses import StoredAt
 from octavo_gateway.queueing.hold_queue import RequestAttributes
@@ -49,14 +49,14 @@ class Forwarding:
         if route.body_limit:
             body = await read_body(request, route.body_limit, self.body_seconds)
             head = read_head(body, route)
-        pools = self._pools(route, request, head, entry)
-        if len(pools) == 1:
-            request[MODEL] = label(pools[0])
-        prompt, most = _prompt(route, request, head, entry, pools), most_output(head, route.work)
+        models = self._models(route, request, head, entry)
+        if len(models) == 1:
+            request[MODEL] = self.metrics.model(models[0])
+        prompt, most = _prompt(route, request, head, entry, models), most_output(head, route.work)
         grant = self.access.enter(entry, prompt.tokens, head.priority, route.usage)
         try:
-            pool, stored = await self._place(route, request, head, pools)
-            request[MODEL] = label(pool)
+            model, stored = await self._place(route, request, head, models)
+            request[MODEL] = self.metrics.model(model)
             call = Call(
                 route,
                 _path(route, request),
@@ -66,15 +66,16 @@ class Forwarding:
                 request[ID],
                 started,
                 grant,
-                RequestAttributes(entry.tenant, grant.priority, most, route.in_engine),
+                RequestAttributes(entry.tenant, grant.priority, most, route.in_engine, model.adapter),
                 headers.timeout(request.headers),
+                model=request[MODEL],
                 stored=stored,
-                learn=self._learner(route, entry, pool),
+                learn=self._learner(route, entry, model.pool),
             )
             try:
-                return await self.proxy.forward(request, pool, call)
+                return await self.proxy.forward(request, model.pool, call)
             finally:
-                self._count(route, head, pool, call)
+                self._count(route, head, model.pool, call)
         finally:
             self.access.leave(grant)
 
@@ -91,38 +92,43 @@ class Forwarding:
             # It goes on without a connection, so its usage is never seen: the usual length is charged.
             usage.assume(pool.lengths.expected(call.attributes.most_output))
         if usage.sent and route.usage is not UsageForm.NONE:
-            self.metrics.used(label(pool), route.template, usage.prompt, usage.output)
+            self.metrics.used(call.model, route.template, usage.prompt, usage.output)
 
-    def find(self, model: str, entry: ApiKey) -> ModelPool:
-        """The deployment of a model that the caller may use. Raises `ApiError` 404."""
-        pool = self.registry.find(model)
-        if pool is None or not entry.may_use(pool.deployment.names):
-            raise unknown_model(model)
-        return pool
+    def find(self, name: str, entry: ApiKey) -> NamedModel:
+        """A model that the caller may use. Raises `ApiError` 404."""
+        model = self.registry.find(name)
+        if model is None or not entry.may_use(model.names):
+            raise unknown_model(name)
+        return model
 
-    def _pools(self, route: Route, request: web.Request, head: RequestHead, entry: ApiKey) -> Sequence[ModelPool]:
-        """The deployments that may answer: one, or all that the caller may use for a stored response.
+    def _models(self, route: Route, request: web.Request, head: RequestHead, entry: ApiKey) -> Sequence[NamedModel]:
+        """The models that may answer: one, or all that the caller may use for a stored response.
 
-        Raises `ApiError` 404 for an unknown model, and 400 if the request has to name one.
+        Without a name it is the only model of the caller; adapters count if the caller may use no other model. Raises
+        `ApiError` 404 for an unknown model, and 400 if the request has to name one.
         """
         name = head.model
         if not name and route.model is not ModelIn.BODY:
             name = request.query.get("model", "")
         if name:
             return [self.find(name, entry)]
-        pools = [pool for pool in self.registry.pools() if entry.may_use(pool.deployment.names)]
-        if route.model is not ModelIn.STORED and len(pools) != 1:
+        models = [model for model in self.registry.models() if entry.may_use(model.names)]
+        if route.model is ModelIn.STORED:
+            return models
+        models = [model for model in models if not model.adapter] or models
+        if len(models) != 1:
             where = "add ?model=NAME to the path" + (", or a `model` to the body" if route.body_limit else "")
             raise ApiError(
-                400, f"{len(pools)} models are served here, so the request has to name one: {where}.", param="model"
+                400, f"{len(models)} models are served here, so the request has to name one: {where}.", param="model"
             )
-        return pools
+        return models
 
     async def _place(
-        self, route: Route, request: web.Request, head: RequestHead, pools: Sequence[ModelPool]
-    ) -> tuple[ModelPool, StoredAt | None]:
-        """The deployment that answers, and the place of the stored response to which the request refers."""
+        self, route: Route, request: web.Request, head: RequestHead, models: Sequence[NamedModel]
+    ) -> tuple[NamedModel, StoredAt | None]:
+        """The model that answers, and the place of the stored response to which the request refers."""
         tenant = request[ENTRY].tenant
+        pools = list(dict.fromkeys(model.pool for model in models))
         if route.model is ModelIn.STORED:
             wanted = request.match_info["id"]
             found = await self.finder.find(pools, tenant, wanted, request[ID])
@@ -131,20 +137,24 @@ class Forwarding:
                 raise ApiError(
                     404, f"Response with id {shown!r} not found.", code="response_not_found", param="response_id"
                 )
-            return found
+            # The replica that stores the response answers, whichever adapter generated it.
+            return NamedModel(found[0]), found[1]
         if route.continues and (earlier := head.earlier_response()) is not None:
             found = await self.finder.find(pools, tenant, earlier, request[ID])
             if found is not None:
-                return found
-        return pools[0], None
+                return models[0], found[1]
+        return models[0], None
 
 
-def _prompt(route: Route, request: web.Request, head: RequestHead, entry: ApiKey, pools: Sequence[ModelPool]) -> Prompt:
+def _prompt(
+    route: Route, request: web.Request, head: RequestHead, entry: ApiKey, models: Sequence[NamedModel]
+) -> Prompt:
     if not route.in_engine:
         return _NO_TOKENS
-    (pool,) = pools
+    (model,) = models
+    pool, text, salt = model.pool, head.text(route.prompt), bytes(head.cache_salt)
     session = request.headers.get(pool.deployment.session_header)
-    return pool.prompt(head.text(route.prompt), entry.tenant, bytes(head.cache_salt), session, head.cache_key())
+    return pool.prompt(text, entry.tenant, salt, session, head.cache_key(), model.adapter)
 
 
 def _path(route: Route, request: web.Request) -> str:

@@ -18,7 +18,7 @@ from octavo_gateway.api.errors import ApiError
 from octavo_gateway.http.call import Call
 from octavo_gateway.http.client_response import ClientResponse, form_of
 from octavo_gateway.http.exchange import Exchange
-from octavo_gateway.metrics import GatewayMetrics, label
+from octavo_gateway.metrics import GatewayMetrics
 from octavo_gateway.pool.arrivals import COMPUTED_SECONDS, Arrival
 from octavo_gateway.pool.model_pool import ModelPool
 from octavo_gateway.pool.replica import Replica
@@ -74,7 +74,7 @@ class Proxy:
     async def _attempts(
         self, request: web.Request, answer: ClientResponse, pool: ModelPool, call: Call, arrival: Arrival
     ) -> web.StreamResponse:
-        retried, drained = False, set[Replica]()
+        retried, drained, adapter = False, set[Replica](), call.attributes.adapter
         stored = self._reserve_stored(pool, call)
         while True:
             reservation = stored or await self._reserve(answer, pool, call, arrival, drained)
@@ -91,7 +91,7 @@ class Proxy:
                 return response
             replica, drains = reservation.replica, exchange.ending is Ending.DRAINING
             if stored is not None and not drains:
-                raise pool.unavailable("the replica that stores the response did not take the request")
+                raise pool.unavailable("the replica that stores the response did not take the request", adapter)
             stored = None
             reason = "draining" if drains else "connect"
             fields = {"request_id": call.request_id}
@@ -101,10 +101,10 @@ class Proxy:
             if drains and replica not in drained:
                 drained.add(replica)
             elif retried or not pool.retries.spend():
-                raise pool.unavailable("the replicas did not take the request")
+                raise pool.unavailable("the replicas did not take the request", adapter)
             else:
                 retried = True
-            self._metrics.retries.labels(label(pool), reason).inc()
+            self._metrics.retries.labels(call.model, reason).inc()
 
     def _reserve_stored(self, pool: ModelPool, call: Call) -> Reservation | None:
         """A place on the replica that stores the response to which the call refers; None without one.
@@ -116,7 +116,7 @@ class Proxy:
             return None
         reservation = pool.reserve_at(place.replica, place.url, call.prompt, call.attributes)
         if reservation is not None:
-            self._metrics.routed(pool, reservation)
+            self._metrics.routed(call.model, reservation)
         return reservation
 
     async def _reserve(
@@ -135,8 +135,8 @@ class Proxy:
                 pool.cancel(queued)
                 raise
             held = perf_counter() - begun
-        self._metrics.hold_seconds.labels(label(pool)).observe(held)
-        self._metrics.routed(pool, reservation)
+        self._metrics.hold_seconds.labels(call.model).observe(held)
+        self._metrics.routed(call.model, reservation)
         self._metrics.overhead.observe(max(0.0, perf_counter() - call.started - held))
         return reservation
 
@@ -151,7 +151,7 @@ class Proxy:
             if own <= 0:
                 raise call.expired()
             if left <= 0:
-                raise pool.unavailable(f"no replica became free within {self._hold_seconds:g} s")
+                raise pool.held_too_long(self._hold_seconds, call.attributes.adapter)
             left = min(left, own)
             await asyncio.wait([granted], timeout=min(left, patience) if call.stream else left)
             if call.stream and not granted.done() and min(deadline - loop.time(), call.left()) > 0:

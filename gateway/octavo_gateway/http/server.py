@@ -17,7 +17,14 @@ from octavo_gateway.access.api_keys import ANYBODY
 from octavo_gateway.access.control import AccessControl
 from octavo_gateway.access.limit_gossip import GossipMessage
 from octavo_gateway.api.errors import ApiError, ErrorForm
-from octavo_gateway.api.model_list import anthropic_list, anthropic_model, model_list, model_object
+from octavo_gateway.api.model_list import (
+    ModelEntry,
+    anthropic_list,
+    anthropic_model,
+    entries_of,
+    model_list,
+    model_object,
+)
 from octavo_gateway.http import headers
 from octavo_gateway.http.client_response import error_response, form_of
 from octavo_gateway.http.connection import HttpConnection
@@ -26,7 +33,7 @@ from octavo_gateway.http.page import PAGE_PATHS, Page
 from octavo_gateway.http.request_body import later
 from octavo_gateway.http.request_keys import ENTRY, ID, MODEL, ROUTE
 from octavo_gateway.metrics import UNKNOWN, GatewayMetrics
-from octavo_gateway.pool.registry import ModelRegistry
+from octavo_gateway.pool.registry import ModelRegistry, NamedModel
 from octavo_protocol import load
 from octavo_protocol.names import PATH_LOAD, PATH_PEERS
 from octavo_protocol.routes import BODY_LIMIT, OPEN_PATHS, ROUTES, Route, Work
@@ -89,7 +96,7 @@ class Api:
             path = route.path.replace(":path}", ":.+}")
             app.router.add_route(route.method, path, handler, expect_handler=later)
         if self.page:
-            Page(lambda request, model: self.forwarding.find(model, request[ENTRY]), self.version).add_to(app)
+            Page(lambda request, model: self.forwarding.find(model, request[ENTRY]).pool, self.version).add_to(app)
         return app
 
     def _forwarded(self, route: Route) -> _Handler:
@@ -162,16 +169,17 @@ class Api:
 
     async def _models(self, request: web.Request) -> web.Response:
         entry = request[ENTRY]
-        visible = [one for one in self.registry.deployments() if entry.may_use(one.names)]
+        visible = [each for model in self.registry.models() if entry.may_use(model.names) for each in _entries(model)]
         if form_of(request) is ErrorForm.ANTHROPIC:
             return _json(anthropic_list(visible, request.query))
         return _json(model_list(visible))
 
     async def _model(self, request: web.Request) -> web.Response:
         name = request.match_info["id"]
-        deployment = self.forwarding.find(name, request[ENTRY]).deployment
+        # NAMESPACE/NAME is a name too, but is not listed.
+        entry = _entries(self.forwarding.find(name, request[ENTRY]))[0]._replace(name=name)
         anthropic = form_of(request) is ErrorForm.ANTHROPIC
-        return _json((anthropic_model if anthropic else model_object)(name, deployment))
+        return _json((anthropic_model if anthropic else model_object)(entry))
 
     async def _alive(self, _: web.Request) -> web.Response:
         return web.Response(text="ok")
@@ -254,6 +262,11 @@ def _fresh_id() -> str:
 async def _anonymous(_: web.Request, response: web.StreamResponse) -> None:
     """Remove the name and version of the library from the headers."""
     response.headers.pop("Server", None)
+
+
+def _entries(model: NamedModel) -> list[ModelEntry]:
+    deployment = model.pool.deployment
+    return entries_of(deployment.models, model.adapter, deployment.created)
 
 
 def _json(data: bytes) -> web.Response:

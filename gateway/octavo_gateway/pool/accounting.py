@@ -45,7 +45,7 @@ class Accounting:
             replica,
             prompt,
             choice,
-            replica.load.send(prompt.tokens, prompt.tokens - choice.candidate.matched, output),
+            replica.load.send(prompt.tokens, prompt.tokens - choice.candidate.matched, output, attributes.adapter),
             attributes.tenant,
             self._index.sent(replica.url, prompt.keys),
             replica.refusals,

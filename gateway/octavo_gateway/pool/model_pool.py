@@ -13,6 +13,7 @@ from octavo_gateway.api.errors import ApiError
 from octavo_gateway.discovery.endpoints import Deployment
 from octavo_gateway.pool import refusals
 from octavo_gateway.pool.accounting import Accounting
+from octavo_gateway.pool.pool_adapters import PoolAdapters, failure_of
 from octavo_gateway.pool.replica import Replica, replicas_at
 from octavo_gateway.pool.replica_selector import GATEWAYS, ReplicaSelector
 from octavo_gateway.pool.report_intake import ReportIntake
@@ -31,7 +32,10 @@ from octavo_protocol.load import LoadReport, ModelTraffic
 
 
 class ModelPool:
-    """One LLMDeployment. `clock` returns monotonic seconds, `unix` Unix seconds for timestamps in reports."""
+    """One LLMDeployment. `clock` returns monotonic seconds, `unix` Unix seconds for timestamps in reports.
+
+    `named` is called with the names of its adapters whenever they change.
+    """
 
     def __init__(
         self,
@@ -42,6 +46,7 @@ class ModelPool:
         random: Callable[[], float],
         unix: Callable[[], float] | None = None,
         gateways: int = GATEWAYS,
+        named: Callable[[tuple[str, ...]], object] = lambda _: None,
     ) -> None:
         self.deployment = deployment
         self.queue = queue
@@ -51,11 +56,13 @@ class ModelPool:
         self.counters = TrafficCounters(unix or clock)
         self.lengths = OutputLengthEstimator()
         self.router = Router(index, random)
-        self.selector = ReplicaSelector(self.router, self.lengths, gateways)
+        self.adapters = PoolAdapters()
+        self.selector = ReplicaSelector(self.router, self.lengths, self.adapters, gateways)
         self.reports = ReportIntake(self.router, self.lengths)
         self.accounting = Accounting(index, self.lengths, queue)
         self._dispatcher: Dispatcher[Reservation] = Dispatcher(queue)
         self._dispatch_rate = DispatchRate()
+        self._named = named
         # Held requests that need no engine: the first replica that accepts requests gets them, whatever is before them.
         self._reading: list[QueuedRequest[Reservation]] = []
 
@@ -64,16 +71,21 @@ class ModelPool:
         """Number of requests that have a place on a replica."""
         return len(self.accounting)
 
-    def available(self) -> bool:
-        """True if any replica accepts requests now."""
-        return any(True for _ in self.selector.accepting(self.deployment, self.replicas.values(), self.clock()))
+    def available(self, adapter: str = "") -> bool:
+        """True if any replica accepts requests now, for an adapter or for the base model."""
+        replicas, now = self.replicas.values(), self.clock()
+        return any(True for _ in self.selector.accepting(self.deployment, replicas, now, adapter))
 
-    def prompt(self, text: bytes, tenant: str, salt: bytes, session: str | None, cache_key: bytes = b"") -> Prompt:
+    def prompt(
+        self, text: bytes, tenant: str, salt: bytes, session: str | None, cache_key: bytes = b"", adapter: str = ""
+    ) -> Prompt:
         """The features that routing needs, from the prompt's text, tenant, salt and value of the session header.
 
-        `cache_key`: the client's `prompt_cache_key`, b"" without one.
+        `cache_key`: the client's `prompt_cache_key`, b"" without one. `adapter`: no prefix of one adapter is one of
+        another, because a replica computes other KV for it.
         """
-        caches = "/".join(self.deployment.key), tenant, salt
+        # Neither part of the key contains a slash.
+        caches = "/".join((*self.deployment.key, adapter)) if adapter else "/".join(self.deployment.key), tenant, salt
         return self.router.prompt(text, self.deployment.policy.strategy, caches, session, cache_key)
 
     def reserve(
@@ -85,10 +97,11 @@ class ModelPool:
         ignores headroom: the request then waits in the replica's own queue. A request that needs no engine ignores
         headroom and queue.
         """
-        now, replicas = self.clock(), self._without(refused_by)
+        now, replicas = self.clock(), self._without(refused_by, attributes.adapter)
         if not attributes.in_engine:
-            return self._reserved(self.selector.select_any(self.deployment, replicas, now), prompt, attributes, now)
-        if len(self.queue):
+            found = self.selector.select_any(self.deployment, replicas, now, attributes.adapter)
+            return self._reserved(found, prompt, attributes, now)
+        if self.queue.in_line:
             return None
         if self.deployment.hold:
             choice, _ = self.selector.select_with_headroom(self.deployment, prompt, attributes, replicas, now)
@@ -96,12 +109,12 @@ class ModelPool:
             choice = self.selector.select(self.deployment, prompt, attributes, replicas, now)
         return self._reserved(choice, prompt, attributes, now)
 
-    def _without(self, refused_by: Collection[Replica]) -> Collection[Replica]:
+    def _without(self, refused_by: Collection[Replica], adapter: str) -> Collection[Replica]:
         """All replicas but these, if one of the rest accepts requests; else all."""
         if not refused_by:
             return self.replicas.values()
         others = [replica for replica in self.replicas.values() if replica not in refused_by]
-        accepting = self.selector.accepting(self.deployment, others, self.clock())
+        accepting = self.selector.accepting(self.deployment, others, self.clock(), adapter)
         return others if any(True for _ in accepting) else self.replicas.values()
 
     def reserve_at(self, name: str, url: str, prompt: Prompt, attributes: RequestAttributes) -> Reservation | None:
@@ -119,8 +132,8 @@ class ModelPool:
 
     def hold(self, size: int, prompt: Prompt, attributes: RequestAttributes = PLAIN) -> QueuedRequest[Reservation]:
         """A place in the queue. Raises `ApiError` 503 if waiting is pointless, 503 or 429 if the queue is full."""
-        if self._is_waiting_pointless():
-            raise refusals.without_replica(self.deployment, self._retry_after())
+        if (error := self._pointless(attributes.adapter)) is not None:
+            raise error
         granted: Future[Reservation] = get_running_loop().create_future()
         request = QueuedRequest(size, prompt.tokens, self.clock(), granted, prompt, attributes)
         self._dispatcher.offer(request, self._no_room)
@@ -157,8 +170,11 @@ class ModelPool:
 
         `changed`: the replicas that may accept more than at the last call, None for all. If all were full for a
         request, only the changed ones are searched for it again. So with many replicas the report of one costs little.
+        Requests that wait for an adapter are looked at only when all replicas may have changed.
         """
         now = self.clock()
+        if changed is None:
+            self._dispatch_parked()
         if self._reading:
             self._dispatch_reading(now)
 
@@ -173,7 +189,7 @@ class ModelPool:
             )
             return self._reserved(choice, prompt, attributes, now), largest
 
-        self._dispatcher.dispatch(search, now)
+        self._dispatcher.dispatch(search, self._parks, now)
 
     def fail_held(self, error: ApiError) -> None:
         """Answer all held requests with an error."""
@@ -185,16 +201,25 @@ class ModelPool:
         self.accounting.begin_step(deployment.canary_step)
         before, self.replicas = self.replicas, replicas_at(deployment.endpoints, self.replicas)
         for url in before.keys() | self.replicas.keys():
-            if before.get(url) is not self.replicas.get(url):
+            old = before.get(url)
+            if old is not self.replicas.get(url):
                 self.router.index.forget(url)
+                self.adapters.reported(old.adapters if old else None, None)
+        self.adapters.announced = deployment.adapters
+        self._named(self.adapters.names)
         self.dispatch()
-        if len(self.queue) and self._is_waiting_pointless():
-            self.fail_held(refusals.without_replica(self.deployment, self._retry_after()))
+        if len(self.queue) and (error := self._pointless()) is not None:
+            self.fail_held(error)
 
     def take_report(self, replica: Replica, report: LoadReport, after: int) -> None:
         """Take a replica's report, which lists changes of its cache after sequence number `after`."""
-        if self.reports.take(replica, report, after, tuple(self.replicas.values()), self.clock()):
-            self.dispatch((replica,))
+        before = replica.adapters
+        if not self.reports.take(replica, report, after, tuple(self.replicas.values()), self.clock()):
+            return
+        if replica.adapters is not before:
+            self.adapters.reported(before, replica.adapters)
+            self._named(self.adapters.names)
+        self.dispatch((replica,))
 
     def traffic(self) -> ModelTraffic:
         """The traffic of this deployment, for the operator."""
@@ -208,15 +233,22 @@ class ModelPool:
             now=self.clock(),
         )
 
-    def unavailable(self, why: str) -> ApiError:
+    def unavailable(self, why: str, adapter: str = "") -> ApiError:
         """Error 503 with the estimated seconds until one more request is accepted."""
-        return refusals.unavailable(self.deployment, why, self._retry_after())
+        return refusals.unavailable(self._model(adapter), why, self._retry_after())
+
+    def held_too_long(self, seconds: float, adapter: str = "") -> ApiError:
+        """Error 503 of a request that was held for so many seconds."""
+        if adapter and self.available() and not self.available(adapter):
+            return self.unavailable(f"no replica has the adapter ready within {seconds:g} s", adapter)
+        return self.unavailable(f"no replica became free within {seconds:g} s", adapter)
 
     def _dispatch_reading(self, now: float) -> None:
         waiting = [request for request in self._reading if not request.granted.done()]
         self._reading = []
         for request in waiting:
-            choice = self.selector.select_any(self.deployment, self.replicas.values(), now)
+            adapter = request.attributes.adapter
+            choice = self.selector.select_any(self.deployment, self.replicas.values(), now, adapter)
             reservation = self._reserved(choice, request.prompt, request.attributes, now)
             if reservation is None:
                 self._reading.append(request)
@@ -242,8 +274,41 @@ class ModelPool:
     def _no_room(self, full: bool) -> ApiError:
         """The error of a request without a place in the queue: the queue is full, or its key's share is used up."""
         refuse = refusals.queue_full if full else refusals.share_used
-        return refuse(self.deployment, len(self.queue), self._retry_after())
+        # The queue is that of the model and all its adapters, and a displaced request may be for another one.
+        return refuse(self._model(""), len(self.queue), self._retry_after())
 
-    def _is_waiting_pointless(self) -> bool:
-        """True if waiting for a replica is pointless: none accepts requests, and none is being started or can start."""
-        return (not self.deployment.hold or bool(self.deployment.stuck)) and not self.available()
+    def _model(self, adapter: str) -> str:
+        """The name of the model in messages."""
+        return adapter or self.deployment.models[0]
+
+    def _parks(self, request: QueuedRequest[Reservation]) -> bool:
+        """True if a request waits for its adapter: replicas accept requests, but none offers it."""
+        adapter = request.attributes.adapter
+        return bool(adapter) and self.available() and not self.available(adapter)
+
+    def _dispatch_parked(self) -> None:
+        """Requests whose adapter is offered now have a turn again; those that wait in vain get an error."""
+        parked = self.queue.parked()
+        for adapter in {request.attributes.adapter for request in parked}:
+            error = self._pointless(adapter)
+            if error is None and not self.available(adapter):
+                continue
+            for request in parked:
+                if request.attributes.adapter != adapter:
+                    continue
+                if error is None:
+                    self.queue.unpark(request)
+                else:
+                    self._dispatcher.refuse(request, error)
+
+    def _pointless(self, adapter: str = "") -> ApiError | None:
+        """The error if waiting is pointless: the adapter is unusable or gone, or no replica accepts or can start."""
+        if adapter and self.adapters.has_failed(adapter):
+            return refusals.adapter_failed(adapter, failure_of(adapter, self.replicas.values()))
+        if adapter and adapter not in self.adapters.names:
+            return refusals.adapter_removed(adapter)
+        if (self.deployment.hold and not self.deployment.stuck) or self.available(adapter):
+            return None
+        if adapter and self.available():
+            return self.unavailable("no replica has the adapter ready", adapter)
+        return refusals.without_replica(self.deployment, self._model(adapter), self._retry_after())

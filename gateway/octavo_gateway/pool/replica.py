@@ -9,9 +9,11 @@ from octavo_common.step_cost import StepCost
 from octavo_gateway.discovery.endpoints import Endpoint
 from octavo_gateway.pool.replica_load import ReplicaLoad
 from octavo_gateway.routing import headroom
+from octavo_gateway.routing.adapter_cost import IN_PLACE, AdapterPlace, adapter_place
 from octavo_gateway.routing.candidate import Candidate, Report
 from octavo_gateway.routing.headroom import PodHeadroom
 from octavo_gateway.routing.step_cost import Steps
+from octavo_protocol.adapters import AdapterReport
 from octavo_protocol.load import LoadReport
 
 # Reports are taken every second. An older one is worse evidence than the requests that this gateway has sent.
@@ -30,7 +32,8 @@ class Replica:
     `load`: requests sent to it. `report`: the last plausible one, requested at `reported_at`. `known`: summary of
     `report` and `step_cost` for routing, made once per report. `size`: KV tokens and rows of the last plausible report,
     kept when a later report is rejected. `asked_at`: when the last report was requested. `waiting`: a request for a
-    report is open. `tells_cache` is False if the list of its cached blocks is too long for a report.
+    report is open. `tells_cache` is False if the list of its cached blocks is too long for a report. `adapters`: those
+    of the last plausible report, by name; None before the first. `loaded`: the names of the loaded ones.
     """
 
     endpoint: Endpoint
@@ -44,6 +47,8 @@ class Replica:
     waiting: bool = False
     tells_cache: bool = True
     start_time: float | None = None
+    adapters: dict[str, AdapterReport] | None = None
+    loaded: frozenset[str] = frozenset()
     steps: Steps = field(default_factory=Steps)
     step_cost: StepCost | None = None
     reported_kinds: set[str] = field(default_factory=set)
@@ -62,6 +67,16 @@ class Replica:
         leaving = self.report is not None and self.report.draining
         return self.endpoint.ready and not leaving and now >= self.avoid_until
 
+    def offers(self, adapter: str, now: float, *, listed: bool) -> bool:
+        """True if it answers for an adapter, at once or after a load. `listed`: some replica lists the adapter.
+
+        A replica that never reports may have any adapter, so it is tried if no other one lists it.
+        """
+        if self.adapters is None:
+            return not listed and not self._reports_soon(now)
+        found = self.adapters.get(adapter)
+        return found is not None and found.state != "failed"
+
     def back_off(self, now: float, *, draining: bool = False) -> None:
         """Start the back-off: it refused a connection, or it drains."""
         first = AVOID_DRAINING if draining else AVOID_FIRST
@@ -79,13 +94,30 @@ class Replica:
         """Seconds since the report was requested; None without one."""
         return now - self.reported_at if self.report else None
 
-    def candidate(self, now: float, matched: int = 0) -> Candidate:
-        """The candidate for the router. `matched` tokens of the request's prompt are in the pod's cache."""
+    def candidate(self, now: float, matched: int = 0, adapter: str = "") -> Candidate:
+        """The candidate for the router. `matched` tokens of the request's prompt are in the pod's cache.
+
+        `adapter`: that of the request, "" for the base model.
+        """
         age, sent, since = now - self.reported_at, self.load.in_flight, self.load.since_report
         return Candidate(
             self.url, sent.requests, sent.tokens, since.requests, since.tokens,
             self.known if age <= REPORT_SECONDS else None, since.prefill, sent.prefill, matched, max(0.0, age),
+            self._place(adapter) if adapter else IN_PLACE,
         )  # fmt: skip
+
+    def _place(self, adapter: str) -> AdapterPlace:
+        """The place of an adapter there."""
+        found = (self.adapters or {}).get(adapter)
+        own = self.load.adapters
+        used = len(own)
+        if self.known is not None:
+            # Requests of other gateways: each may use a loaded adapter that none of the own ones does.
+            others = self.known.rows - (self.load.in_flight.requests - self.load.since_report.requests)
+            used += min(max(0, others), len(self.loaded.difference(own)))
+        limit = self.report.max_loaded_adapters if self.report else 0
+        state = found.state if found else None
+        return adapter_place(state, sent=self.load.sent_adapter(adapter), used=used, limit=limit)
 
     def headroom(self, now: float, output: float, gateways: int) -> PodHeadroom:
         """Capacity and use of this pod, to which `gateways` gateways send.
@@ -115,12 +147,15 @@ class Replica:
 
     def _unreported(self, now: float) -> PodHeadroom:
         """Capacity and use without a plausible report."""
-        # A pod with a second port that has not reported for REPORT_SECONDS is not waited for any longer.
-        soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
-        if bool(self.endpoint.admin_url) and soon:
+        if self._reports_soon(now):
             return PodHeadroom(None, 0.0, self.load.in_flight.requests, headroom.BLIND)
         # The size in the last plausible report bounds the requests to a pod that sends implausible ones now.
         return self._by_own_counts(*self.size) if self.size else headroom.ANY
+
+    def _reports_soon(self, now: float) -> bool:
+        """True if a pod that has not reported will: after REPORT_SECONDS it is not waited for any longer."""
+        soon = self.first_asked is None or now - self.first_asked < REPORT_SECONDS
+        return bool(self.endpoint.admin_url) and soon
 
     def _by_own_counts(self, pool: int, rows: int) -> PodHeadroom:
         """Use by the requests of this gateway alone, generated tokens included."""
@@ -143,6 +178,15 @@ class Replica:
         if self.asked_at > self.avoided_at:
             self.end_backoff()
         return self.steps.feed(report.steps)
+
+    def adapters_differ(self, report: LoadReport) -> bool:
+        """True if a report lists other adapters, or other states, than the one before."""
+        return self.adapters is None or list(self.adapters.values()) != report.adapters
+
+    def set_adapters(self, report: LoadReport) -> None:
+        """Set its adapters to those of a report."""
+        self.adapters = {one.name: one for one in report.adapters}
+        self.loaded = frozenset(one.name for one in report.adapters if one.state == "loaded")
 
     def restarted(self, start_time: float) -> bool:
         """True if the process has restarted; all values learned from the old process are dropped."""

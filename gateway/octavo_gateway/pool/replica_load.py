@@ -13,6 +13,7 @@ class InFlightRequest:
     `tokens`: prompt tokens. `uncached`: the part of them to be computed there, as far as is known. `output`: tokens
     that it will likely generate; `left`: the part of them still to come. `asks`: number of reports requested before it
     was sent. `began`: its prompt is computed. `rows`: 0 for a request that needs no engine and counts for nothing.
+    `adapter`: its adapter, "" for the base model.
     """
 
     tokens: int
@@ -22,6 +23,7 @@ class InFlightRequest:
     asks: int
     began: bool = False
     rows: int = 1
+    adapter: str = ""
 
     @property
     def generated(self) -> int:
@@ -64,7 +66,8 @@ class ReplicaLoad:
     `since_ask`: those sent after the latest report was requested. `asks`: number of requested reports. `report_ask`:
     number of the last received one. `growth`: tokens that the requests in flight will likely still generate. `private`:
     KV tokens of their own, which are uncached prompt tokens and generated tokens. `unseen`: requests without a stream,
-    whose progress only the reports show.
+    whose progress only the reports show. `adapters`: requests in flight by their adapter. `adapter_asks`: number of
+    reports requested before the last request of each adapter.
     """
 
     in_flight: SentRequests = field(default_factory=SentRequests)
@@ -75,10 +78,15 @@ class ReplicaLoad:
     asks: int = 0
     report_ask: int = 0
     unseen: set[InFlightRequest] = field(default_factory=set)
+    adapters: dict[str, int] = field(default_factory=dict)
+    adapter_asks: dict[str, int] = field(default_factory=dict)
 
-    def send(self, tokens: int, uncached: int, output: float) -> InFlightRequest:
+    def send(self, tokens: int, uncached: int, output: float, adapter: str = "") -> InFlightRequest:
         """Count a request that is sent."""
-        request = InFlightRequest(tokens, uncached, output, output, self.asks)
+        request = InFlightRequest(tokens, uncached, output, output, self.asks, adapter=adapter)
+        if adapter:
+            self.adapters[adapter] = self.adapters.get(adapter, 0) + 1
+            self.adapter_asks[adapter] = self.asks
         for counts in (self.in_flight, self.since_report, self.since_ask):
             counts.sent(request)
         self.private += uncached
@@ -112,6 +120,14 @@ class ReplicaLoad:
         request.left = 0.0
         for counts in (self.in_flight, self.since_report, self.since_ask):
             counts.finished(request)
+        if request.adapter:
+            self.adapters[request.adapter] -= 1
+            if not self.adapters[request.adapter]:
+                del self.adapters[request.adapter]
+
+    def sent_adapter(self, adapter: str) -> bool:
+        """True if a request for an adapter is in flight, or was sent after the last received report was requested."""
+        return adapter in self.adapters or adapter in self.adapter_asks
 
     def asked(self) -> None:
         """A report is requested: requests sent from now on may be missing in it."""
@@ -122,6 +138,7 @@ class ReplicaLoad:
         """The report came: requests sent after it was requested are not in it."""
         self.report_ask = self.asks
         self.since_report = copy(self.since_ask)
+        self.adapter_asks = {name: asks for name, asks in self.adapter_asks.items() if asks >= self.report_ask}
 
     def grew(self, tokens: float, before: int) -> None:
         """Count `tokens`, about the growth of every row between two reports. The earlier one was number `before`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 from octavo_gateway.discovery.endpoints import Deployment
+from octavo_gateway.pool.pool_adapters import PoolAdapters
 from octavo_gateway.pool.replica import Replica
 from octavo_gateway.queueing.hold_queue import RequestAttributes
 from octavo_gateway.routing import headroom
@@ -29,12 +30,22 @@ class ReplicaSelector:
 
     router: Router
     lengths: OutputLengthEstimator
+    adapters: PoolAdapters
     gateways: int = GATEWAYS
 
-    def accepting(self, deployment: Deployment, replicas: Iterable[Replica], now: float) -> Iterator[Replica]:
-        """The replicas that accept requests, without those of a canary that has no share of requests."""
+    def accepting(
+        self, deployment: Deployment, replicas: Iterable[Replica], now: float, adapter: str = ""
+    ) -> Iterator[Replica]:
+        """The replicas that accept requests, without those of a canary that has no share of requests.
+
+        `adapter`: only those that offer it.
+        """
         canary = deployment.canary_percent > 0
-        return (one for one in replicas if one.accepts(now) and (canary or not one.endpoint.canary))
+        found = (one for one in replicas if one.accepts(now) and (canary or not one.endpoint.canary))
+        if not adapter:
+            return found
+        listed = self.adapters.is_listed(adapter)
+        return (one for one in found if one.offers(adapter, now, listed=listed))
 
     def select(
         self,
@@ -45,7 +56,7 @@ class ReplicaSelector:
         now: float,
     ) -> Choice | None:
         """Choose among the replicas that accept requests, full or not; None if none does."""
-        accepting = self._cached(prompt, self.accepting(deployment, replicas, now))
+        accepting = self._cached(prompt, self.accepting(deployment, replicas, now, attributes.adapter))
         return self._choose(deployment, prompt, attributes, accepting, now)
 
     def select_with_headroom(
@@ -61,7 +72,7 @@ class ReplicaSelector:
 
         `largest`: the most tokens that a replica outside of `replicas` accepts.
         """
-        accepting = self._cached(prompt, self.accepting(deployment, replicas, now))
+        accepting = self._cached(prompt, self.accepting(deployment, replicas, now, attributes.adapter))
         usual = self.lengths.usual
         headrooms = [replica.headroom(now, usual, self.gateways) for replica, _ in accepting]
         largest = max(largest, headroom.largest(headrooms))
@@ -71,9 +82,11 @@ class ReplicaSelector:
         choice = self._choose(deployment, prompt, attributes, list(compress(accepting, fits)), now)
         return choice, largest
 
-    def select_any(self, deployment: Deployment, replicas: Iterable[Replica], now: float) -> Choice | None:
+    def select_any(
+        self, deployment: Deployment, replicas: Iterable[Replica], now: float, adapter: str = ""
+    ) -> Choice | None:
         """Any replica that accepts requests, for a request that needs no engine; None if none does."""
-        accepting = [(one, 0) for one in self.accepting(deployment, replicas, now)]
+        accepting = [(one, 0) for one in self.accepting(deployment, replicas, now, adapter)]
         shared = self._split(deployment, accepting)
         return Choice(shared[int(self.router.random() * len(shared))][0].candidate(now), "any") if shared else None
 
@@ -90,8 +103,10 @@ class ReplicaSelector:
         now: float,
     ) -> Choice | None:
         shared = self._split(deployment, replicas)
-        candidates = [replica.candidate(now, cached) for replica, cached in shared]
-        return self.router.choose(candidates, prompt, self.lengths.expected(attributes.most_output), deployment.policy)
+        adapter = attributes.adapter
+        candidates = [replica.candidate(now, cached, adapter) for replica, cached in shared]
+        output = self.lengths.expected(attributes.most_output)
+        return self.router.choose(candidates, prompt, output, deployment.policy, adapter)
 
     def _split(self, deployment: Deployment, replicas: Sequence[_Cached]) -> Sequence[_Cached]:
         """The replicas of one track during a canary, by the canary's share; else all."""

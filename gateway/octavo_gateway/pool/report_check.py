@@ -6,10 +6,13 @@ from operator import attrgetter
 
 from msgspec.structs import fields
 
+from octavo_protocol.adapters import MAX_ADAPTERS, is_adapter_name
 from octavo_protocol.load import LoadReport
 
 # Upper bound of every number in a report.
 MOST = 2**53
+# Those of the server's list, and those that requests have loaded.
+_MOST_ADAPTERS = 2 * MAX_ADAPTERS
 _NUMBERS = tuple(each.name for each in fields(LoadReport) if each.type in (int, float))
 _numbers = attrgetter(*_NUMBERS)
 
@@ -31,3 +34,14 @@ def implausible(report: LoadReport) -> str | None:
     if report.running > report.max_running:
         return f"running is {report.running}, more than max_running {report.max_running}"
     return None
+
+
+def implausible_adapters(report: LoadReport) -> str | None:
+    """What is wrong with the list of adapters in a report, as text; None if it is plausible."""
+    names = [adapter.name for adapter in report.adapters]
+    if len(names) > _MOST_ADAPTERS:
+        return f"{len(names)} adapters; at most {_MOST_ADAPTERS} are possible"
+    if len(set(names)) < len(names):
+        return "two adapters have one name"
+    invalid = next((name for name in names if not is_adapter_name(name)), None)
+    return None if invalid is None else f"{invalid[:128]!r} is not the name of an adapter"

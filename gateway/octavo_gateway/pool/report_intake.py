@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo_gateway.pool.replica import Replica
-from octavo_gateway.pool.report_check import implausible
+from octavo_gateway.pool.report_check import implausible, implausible_adapters
 from octavo_gateway.routing.output_length import OutputLengthEstimator
 from octavo_gateway.routing.prefix_index import DeltaError
 from octavo_gateway.routing.prompt_features import Prompt
@@ -46,6 +46,8 @@ class ReportIntake:
         if last is not None:
             self._learn_lengths(replica, last, report, before)
         self._take_cache(replica, report, after)
+        if replica.adapters_differ(report):
+            self._take_adapters(replica, report)
         return True
 
     def take_prompt(self, replica: Replica, prompt: Prompt, header: str) -> None:
@@ -89,6 +91,12 @@ class ReportIntake:
         else:
             why = f"{tokens} tokens generated and {ended} requests ended since its last report"
             self.reject(replica, "output", why)
+
+    def _take_adapters(self, replica: Replica, report: LoadReport) -> None:
+        if (wrong := implausible_adapters(report)) is not None:
+            self.reject(replica, "adapters", wrong)
+        else:
+            replica.set_adapters(report)
 
     def _take_cache(self, replica: Replica, report: LoadReport, after: int) -> None:
         if report.cache is None:

@@ -45,12 +45,18 @@ class Dispatcher(Generic[T]):
         if not self.queue.offer(request):
             raise refuse(not self.queue.crowding(request.tenant))
 
-    def dispatch(self, search: Search[T], now: float) -> None:
-        """Give places to requests until one finds none, or the queue is empty."""
+    def dispatch(self, search: Search[T], parks: Callable[[QueuedRequest[T]], bool], now: float) -> None:
+        """Give places to requests until one finds none, or the queue is empty.
+
+        `parks`: True if a request without a place waits for its adapter and not for room; it lets the others pass.
+        """
         while (request := self.queue.head(now)) is not None:
             before = self._unplaced
             known = before.largest if before is not None and before.request is request else None
             place, largest = search(request, known)
+            if place is None and parks(request):
+                self.queue.park(request)
+                continue
             if place is None:
                 self._unplaced = _Unplaced(request, largest)
                 return
@@ -71,8 +77,12 @@ class Dispatcher(Generic[T]):
         granted.cancel()
         return None
 
+    def refuse(self, request: QueuedRequest[T], error: Exception) -> None:
+        """Answer a waiting request with an error."""
+        self.queue.remove(request)
+        request.granted.set_exception(error)
+
     def fail(self, error: Exception) -> None:
         """Answer all waiting requests with an error."""
         for request in self.queue:
-            self.queue.remove(request)
-            request.granted.set_exception(error)
+            self.refuse(request, error)

@@ -3,6 +3,9 @@
 A request at a full queue may displace others (`displaced`): those of a lower priority, or those of the tenant with the
 largest share of the queue. So one tenant cannot fill the queue.
 
+A request that waits for its adapter is `parked`: it has no turn, so that others pass it, until it returns to its former
+position in the queue. It counts as held like any other.
+
 The queue itself is plain data; the caller awaits the turn and bounds the wait.
 """
 
@@ -12,6 +15,7 @@ from asyncio import Future
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, TypeVar
 
 from octavo_common.fair_queue import FairQueue, Place
@@ -33,13 +37,15 @@ class Bounds:
 class RequestAttributes:
     """Tenant and priority of a request. `most_output`: upper bound of its output tokens, None without one.
 
-    `in_engine` is False for a request that needs no engine: any replica answers it, full or not.
+    `in_engine` is False for a request that needs no engine: any replica answers it, full or not. `adapter`: the name of
+    its adapter, "" for the base model.
     """
 
     tenant: str = ""
     priority: int = 0
     most_output: float | None = None
     in_engine: bool = True
+    adapter: str = ""
 
 
 PLAIN = RequestAttributes()
@@ -78,15 +84,33 @@ class HoldQueue(Generic[T]):
     size: int = 0
     tokens: int = 0
     _fair: FairQueue[QueuedRequest[T]] = field(default_factory=FairQueue)
+    _parked: FairQueue[QueuedRequest[T]] = field(default_factory=FairQueue)
     _pushed: int = 0
     # Bytes of the tickets by priority and tenant: a full queue refuses a request at once, without a count of tickets.
     _sizes: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def __len__(self) -> int:
-        return len(self._fair)
+        return len(self._fair) + len(self._parked)
 
     def __iter__(self) -> Iterator[QueuedRequest[T]]:
-        return iter(tuple(self._fair))
+        return iter((*self._fair, *self._parked))
+
+    @property
+    def in_line(self) -> int:
+        """Number of tickets that have a turn."""
+        return len(self._fair)
+
+    def parked(self) -> tuple[QueuedRequest[T], ...]:
+        """The parked tickets."""
+        return tuple(self._parked)
+
+    def park(self, ticket: QueuedRequest[T]) -> None:
+        """Take a ticket's turn."""
+        self._parked.push(ticket, self._fair.remove(ticket))
+
+    def unpark(self, ticket: QueuedRequest[T]) -> None:
+        """Return a parked ticket to its former position."""
+        self._fair.push(ticket, self._parked.remove(ticket))
 
     def offer(self, ticket: QueuedRequest[T]) -> bool:
         """Append a ticket to those of its tenant and priority; False if the queue is full."""
@@ -103,9 +127,13 @@ class HoldQueue(Generic[T]):
         """The tickets to remove so that `ticket` fits; empty if it fits already or may not displace any."""
         if not len(self) or self._fits(ticket, len(self), self.size):
             return []
-        lowest = min(self._fair.by_priority())
-        lines = self._fair.lines(lowest)
-        weights = {tenant: self._share(len(line), self._sizes[lowest, tenant]) for tenant, line in lines.items()}
+        lowest = min(self.by_priority())
+        # Parked tickets are removed first: they cannot be sent soon.
+        lines = [queue.lines(lowest) for queue in (self._parked, self._fair) if lowest in queue.by_priority()]
+        counts: Counter[str] = Counter()
+        for found in lines:
+            counts.update({tenant: len(line) for tenant, line in found.items()})
+        weights = {tenant: self._share(counts[tenant], self._sizes[lowest, tenant]) for tenant in counts}
         heaviest = max(weights, key=weights.__getitem__)
         least = 0.0
         if lowest == ticket.priority:
@@ -115,7 +143,7 @@ class HoldQueue(Generic[T]):
             return []
         going: list[QueuedRequest[T]] = []
         weight, count, size = weights[heaviest], len(self), self.size
-        for youngest in reversed(lines[heaviest].values()):
+        for youngest in chain.from_iterable(reversed(found[heaviest].values()) for found in lines if heaviest in found):
             weight -= self._share(1, youngest.size)
             if weight < least - 1e-9:
                 break
@@ -127,8 +155,9 @@ class HoldQueue(Generic[T]):
 
     def crowding(self, tenant: str) -> bool:
         """True if several tenants wait and this one has its share of the queue."""
-        waiting = self._fair.waiting
-        return len(waiting) > 1 and waiting.get(tenant, 0) * len(waiting) >= len(self)
+        waiting, parked = self._fair.waiting, self._parked.waiting
+        tenants = len(waiting) + sum(other not in waiting for other in parked)
+        return tenants > 1 and (waiting.get(tenant, 0) + parked.get(tenant, 0)) * tenants >= len(self)
 
     def head(self, now: float) -> QueuedRequest[T] | None:
         """The next ticket."""
@@ -136,9 +165,10 @@ class HoldQueue(Generic[T]):
 
     def remove(self, ticket: QueuedRequest[T]) -> None:
         """Remove a ticket from any position; no effect if it is not in the queue."""
-        if ticket not in self._fair:
+        queue = self._fair if ticket in self._fair else self._parked
+        if ticket not in queue:
             return
-        self._fair.remove(ticket)
+        queue.remove(ticket)
         self._sizes[ticket.priority, ticket.tenant] -= ticket.size
         if not self._sizes[ticket.priority, ticket.tenant]:
             del self._sizes[ticket.priority, ticket.tenant]
@@ -155,11 +185,12 @@ class HoldQueue(Generic[T]):
 
     def oldest(self, now: float) -> float:
         """Seconds that the oldest ticket has waited; 0 without one."""
-        return now - next(iter(self._fair)).since if len(self) else 0.0
+        arrivals = [arrival for queue in (self._fair, self._parked) if (arrival := queue.oldest()) is not None]
+        return now - min(arrivals, default=now)
 
     def by_priority(self) -> dict[int, int]:
         """Number of waiting requests of each priority."""
-        return self._fair.by_priority()
+        return dict(sorted((Counter(self._fair.by_priority()) + Counter(self._parked.by_priority())).items()))
 
     def _fits(self, ticket: QueuedRequest[T], count: int, size: int) -> bool:
         return count < self.bounds.requests and size + ticket.size <= self.bounds.size

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo_common.step_cost import StepCost
+from octavo_gateway.routing.adapter_cost import IN_PLACE, AdapterPlace
 
 PREFIX_AWARE = "PrefixAware"
 LEAST_LOAD = "LeastLoad"
@@ -42,7 +43,8 @@ class Candidate(NamedTuple):
     these tokens that is not cached and whose answer has not begun. `since`, `since_tokens`: requests and tokens sent
     after the report was taken, less the finished ones. `since_uncached`: the part of these tokens that is not cached
     and whose answer has not begun. `report`: taken `age` seconds ago; None if missing or too old. `matched`: prompt
-    tokens of the request to be routed that are in the pod's prefix cache, as far as is known.
+    tokens of the request to be routed that are in the pod's prefix cache, as far as is known. `adapter`: that of the
+    request, as the pod has it.
     """
 
     key: str
@@ -55,6 +57,7 @@ class Candidate(NamedTuple):
     prefilling: int = 0
     matched: int = 0
     age: float = 0.0
+    adapter: AdapterPlace = IN_PLACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class RoutingRequest:
     `conversation` names its whole first turn. `presumed` of its tokens precede the last answer in it, so some gateway
     has already sent them to a pod. `affinity`: equal for requests that the client wants on one pod, else empty.
     `session`: key of the session that stays on one pod in Session mode, else empty. `turn`: number of the deployment's
-    request, for RoundRobin.
+    request, for RoundRobin. `adapter`: name of its adapter, empty for the base model.
     """
 
     tokens: int
@@ -76,6 +79,7 @@ class RoutingRequest:
     session: bytes = b""
     turn: int = 0
     affinity: bytes = b""
+    adapter: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

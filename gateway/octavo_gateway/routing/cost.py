@@ -2,8 +2,9 @@
 
 The request's own part: the prompt tokens queued before it, its uncached tokens, and its decoding at the pace of a
 fuller pod. Its effect on others: the delay of every row that decodes meanwhile. Where the pod is full, the wait for a
-row or for KV tokens is added. Requests sent after the report are added to the reported load, so that the choice stays
-right between reports. A stale load would be a larger error than that of the formula.
+row or for KV tokens is added. So is the load of an adapter that the pod has not loaded. Requests sent after the report
+are added to the reported load, so that the choice stays right between reports. A stale load would be a larger error
+than that of the formula.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from statistics import median, median_low
 from typing import NamedTuple
 
 from octavo_common.step_cost import StepCost
+from octavo_gateway.routing.adapter_cost import IN_PLACE, AdapterPlace, load_seconds
 from octavo_gateway.routing.candidate import Candidate, Report, RoutingRequest
 
 # Assumed for a pod without a known step cost: seconds of an empty step, with as much again for full rows and for full
@@ -44,6 +46,7 @@ class PodState(NamedTuple):
     max_rows: int
     batch: int
     step_cost: StepCost
+    adapter: AdapterPlace = IN_PLACE
 
 
 def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
@@ -58,7 +61,8 @@ def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
         if report is None:
             backlog: float = candidate.prefilling
             step_cost = common or _neutral(unknown)
-            pods.append(PodState(rows, used, backlog, unknown.pool_tokens, unknown.max_rows, unknown.batch, step_cost))
+            size = unknown.pool_tokens, unknown.max_rows, unknown.batch
+            pods.append(PodState(rows, used, backlog, *size, step_cost, candidate.adapter))
             continue
         rows = max(rows, report.rows + candidate.since * gateways)
         used = max(used, report.used_tokens + candidate.since_tokens * gateways)
@@ -68,7 +72,8 @@ def pod_states(candidates: Sequence[Candidate]) -> list[PodState]:
             step = step_cost.base + step_cost.row * rows + step_cost.context * used
             backlog = max(0.0, backlog - candidate.age / (step_cost.prefill + step / batch))
         backlog += candidate.since_uncached * gateways
-        pods.append(PodState(rows, used, backlog, report.pool_tokens or 1, report.max_rows or 1, batch, step_cost))
+        size = report.pool_tokens or 1, report.max_rows or 1, batch
+        pods.append(PodState(rows, used, backlog, *size, step_cost, candidate.adapter))
     return pods
 
 
@@ -127,7 +132,7 @@ def calm(pod: PodState, tokens: int) -> PodState:
 
 def request_cost(pod: PodState, request: RoutingRequest, matched: int) -> float:
     """Seconds that the request takes, plus the seconds by which it delays the others on the pod."""
-    rows, used, backlog, pool, max_rows, batch, step_cost = pod
+    rows, used, backlog, pool, max_rows, batch, step_cost, adapter = pod
     tokens, output = request.tokens, request.output
     step = step_cost.base + step_cost.row * rows + step_cost.context * used
     slower = step_cost.row + step_cost.context * tokens
@@ -138,6 +143,8 @@ def request_cost(pod: PodState, request: RoutingRequest, matched: int) -> float:
         # Rows that finish free capacity: all of it within the time that a row stays.
         over = max((rows + 1) / max_rows, (used + tokens) / pool) - 1
         cost += over * (output + 1) * (step + batch * step_cost.prefill)
+    if adapter is not IN_PLACE:
+        cost += load_seconds(adapter, step_cost.base, step, rows, output)
     return cost
 
 

@@ -32,8 +32,8 @@ class Router:
     ) -> Prompt:
         """The features that `strategy` needs, from a prompt's text and the session header's value.
 
-        `caches`: model, tenant and salt. Prompts that differ in one of them share no prefix. `cache_key`: the client's
-        `prompt_cache_key`, b"" without one.
+        `caches`: model with adapter, tenant and salt. Prompts that differ in one of them share no prefix. `cache_key`:
+        the client's `prompt_cache_key`, b"" without one.
         """
         key = prompt_features.session_key(session) if strategy == SESSION else b""
         keys: tuple[bytes, ...] = ()
@@ -53,7 +53,9 @@ class Router:
         depths = self.index.match(prompt.keys, replicas)
         return [min(prompt.tokens, int(reach(depth) / per_token)) if depth else 0 for depth in depths]
 
-    def choose(self, candidates: Sequence[Candidate], prompt: Prompt, output: float, policy: Policy) -> Choice | None:
+    def choose(
+        self, candidates: Sequence[Candidate], prompt: Prompt, output: float, policy: Policy, adapter: str = ""
+    ) -> Choice | None:
         """The replica for a request that will generate about `output` tokens; None without a candidate."""
         request = RoutingRequest(
             prompt.tokens,
@@ -64,6 +66,7 @@ class Router:
             session=prompt.session,
             affinity=prompt.affinity,
             turn=self.turns,
+            adapter=adapter.encode(),
         )
         choice = route(candidates, request, policy, self.random)
         if choice is not None:

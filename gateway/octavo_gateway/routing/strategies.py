@@ -66,6 +66,9 @@ def _cheapest(
     if len(tied) > 1:
         longest = max(matches[index] for index in tied)
         tied = [index for index in tied if matches[index] == longest]
+        if request.adapter and pods[tied[0]].adapter.steps:
+            # No pod has loaded it: all gateways agree on one, so that few pods load it.
+            name = request.adapter
         if len(tied) == 1:
             (chosen,) = tied
         elif name:
@@ -96,11 +99,17 @@ def _least_loaded(
 
 
 def _least(costs: Sequence[float], pods: Sequence[PodState], request: RoutingRequest) -> tuple[int, list[int]]:
-    """Index of the least cost, and the indices of all costs that tie with it."""
+    """Index of the least cost, and the indices of all costs that tie with it.
+
+    Of these only the pods with the shortest load of the request's adapter count.
+    """
     best = min(costs)
     chosen = costs.index(best)
     limit = best + TIE * max(0.0, best - idle_cost(pods[chosen].step_cost, request))
-    return chosen, [index for index, cost in enumerate(costs) if cost <= limit]
+    tied = [index for index, cost in enumerate(costs) if cost <= limit]
+    least = min(pods[index].adapter.steps for index in tied)
+    tied = [index for index in tied if pods[index].adapter.steps == least]
+    return (chosen if len(tied) > 1 else tied[0]), tied
 
 
 def _better_of_two(costs: Sequence[float], tied: list[int], random: Callable[[], float]) -> int:

@@ -33,6 +33,7 @@ def parse(argv: Sequence[str]) -> ServerSettings:
             raise SettingsError(f"{explicit.config}: {error}", error.field) from None
     model = explicit.named or explicit.model
     settings = server_settings({**vars(explicit), "model": model})
+    _check_adapters(settings)
     if settings.engine.batching == "static" and settings.engine.static_wait_ms / 1000 >= settings.stall_seconds:
         raise SettingsError(
             f"--static-wait-ms: {settings.engine.static_wait_ms} is not less than "
@@ -42,12 +43,27 @@ def parse(argv: Sequence[str]) -> ServerSettings:
     return settings
 
 
+def _check_adapters(settings: ServerSettings) -> None:
+    """Raise `SettingsError` for adapters that no slot is set aside for, or of the same name."""
+    given = {"--adapter": settings.adapters, "--adapters-file": settings.adapters_file}
+    for flag, value in given.items():
+        if value and not settings.engine.max_loaded_adapters:
+            raise SettingsError(
+                f"{flag}: no adapter can be loaded with --max-loaded-adapters 0; set it to how many one step may use",
+                flag,
+            )
+    names = [each.partition("=")[0] for each in settings.adapters]
+    twice = next((name for name in names if names.count(name) > 1 or name in settings.served_model_names), None)
+    if twice is not None:
+        raise SettingsError(f"--adapter: the name {twice!r} is taken already; choose another one", "--adapter")
+
+
 def server_settings(values: Mapping[str, Any]) -> ServerSettings:
     """Settings from parsed flags by field; ignores other entries."""
     engine = {setting.name: values[setting.name] for setting in _ENGINE}
     own = {setting.name: values[setting.name] for setting in _SERVER if setting.name in values}
-    names = tuple(dict.fromkeys(own.pop("served_model_names") or ()))
-    return ServerSettings(engine=EngineSettings(**engine), served_model_names=names, **own)
+    names, adapters = (tuple(dict.fromkeys(own.pop(field, None) or ())) for field in ("served_model_names", "adapters"))
+    return ServerSettings(engine=EngineSettings(**engine), served_model_names=names, adapters=adapters, **own)
 
 
 def engine_parser(prog: str, description: str) -> FlagParser:

@@ -35,6 +35,10 @@ class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     digest: str = ""
     failure: str = ""
+    running: int = 0
+    """Requests that use it."""
+    waiting: int = 0
+    """Requests that wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ class AdapterPool:
             self._changed = True
 
     def withdraw(self, key: str) -> None:
-        """Take no new requests for an adapter. Those that have begun go on; those that wait are denied by `advance`."""
+        """Forget an adapter once no request uses it or waits for it. The sender lets no new ones begin."""
         if key in self._offered:
             self._offered[key].withdrawn = True
             self._drop_withdrawn(key)
@@ -122,13 +126,14 @@ class AdapterPool:
     def begin(self, request_id: str, key: str) -> Granted | Denied | None:
         """A new request for an adapter. None: it waits, and `advance` returns it later."""
         offered = self._offered.get(key)
-        if offered is None or offered.withdrawn:
+        if offered is None:
             return Denied(request_id, "it is not there any more")
         if offered.read is not None and offered.read.failure:
             return Denied(request_id, offered.read.failure)
         slot = self._slots.acquire(key)
         if slot is None or offered.read is None:
             offered.waiting.append(request_id)
+            self._changed = True
             self._queue.setdefault(key)
             return None
         return self._grant(request_id, key, slot, offered.read)
@@ -137,12 +142,14 @@ class AdapterPool:
         """A request has ended, running or waiting."""
         key = self._users.pop(request_id, None)
         if key is not None:
+            self._changed = True
             self._slots.release(key)
             self._drop_withdrawn(key)
             return
         for key in list(self._queue):
             waiting = self._offered[key].waiting
             if request_id in waiting:
+                self._changed = True
                 waiting.remove(request_id)
                 if not waiting:
                     del self._queue[key]
@@ -153,9 +160,8 @@ class AdapterPool:
         self._take()
         for key in list(self._queue):
             offered = self._offered[key]
-            if offered.withdrawn or (offered.read is not None and offered.read.failure):
-                failure = "it is not there any more" if offered.read is None else offered.read.failure
-                yield from self._deny(key, failure or "it is not there any more")
+            if offered.read is not None and offered.read.failure:
+                yield from self._deny(key, offered.read.failure)
             elif offered.read is None or offered.read.prepared is None:
                 self._start(key)
             elif not self._load(key, offered.read):
@@ -189,6 +195,7 @@ class AdapterPool:
 
     def _grant(self, request_id: str, key: str, slot: int, read: _Read) -> Granted:
         self._users[request_id] = key
+        self._changed = True
         self._cached.move_to_end(key)
         return Granted(request_id, slot, read.digest)
 
@@ -286,4 +293,6 @@ class AdapterPool:
             rank=0 if read is None else read.rank,
             digest="" if read is None else read.digest,
             failure="" if read is None else read.failure,
+            running=self._slots.users(key),
+            waiting=len(offered.waiting),
         )

@@ -151,7 +151,7 @@ class OfferAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="offer_adapter
 
 
 class WithdrawAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="withdraw_adapter"):
-    """Take no more requests for an adapter, and forget it after the last of them."""
+    """Forget an adapter after the last of its requests. None follow but those that were on their way."""
 
     key: str
 

@@ -264,15 +264,15 @@ def fetch(
     shards = None
     index = next((file for file in files if file.name == _INDEX), None)
     if index is not None and not quantization:
-        _fetch_all(remote, repo, commit, [index], folder, say, clock, None)
+        fetch_files(remote, repo, commit, [index], folder, say, clock)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
     chosen = choose(files, shards, quantization)
-    _fetch_all(remote, repo, commit, chosen, folder, say, clock, meter)
+    fetch_files(remote, repo, commit, chosen, folder, say, clock, meter)
     say("complete")
     return chosen
 
 
-def _fetch_all(
+def fetch_files(
     remote: Remote,
     repo: str,
     commit: str,
@@ -280,8 +280,9 @@ def _fetch_all(
     folder: Path,
     say: Callable[[str], None],
     clock: Callable[[], float],
-    meter: Meter | None,
+    meter: Meter | None = None,
 ) -> None:
+    """Have these files of a commit in `folder`, which exists. Those that are there already are not downloaded."""
     wanted = [file for file in files if not _have(file, folder)]
     total = sum(file.size for file in wanted)
     partial = sum(part.stat().st_size for file in wanted if (part := folder / f"{file.name}.part").exists())

@@ -11,7 +11,9 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -32,10 +34,13 @@ from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
+from octavo_inference.models.weights import layer_matrices
 from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, GpuReport, ModelFailure, ModelReport
 
+Found = TypeVar("Found")
+
 _INDEX = "model.safetensors.index.json"
-_DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
+DESCRIPTIONS = frozenset({"config.json", "generation_config.json", MODELOPT_FILE, *OLD_FILES, _INDEX})
 _FIRST_BYTES = 1 << 20
 _LAST_BYTES = 1 << 27
 
@@ -98,6 +103,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         thread_bytes=size.thread,
         state_bytes=config.state_bytes,
         whole_prompts=config.bidirectional,
+        adapter_elements=sum(sum(m.shape) for layer in outline.weights.layers for m in layer_matrices(layer)),
         gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
 
@@ -117,6 +123,18 @@ def inspect_remote(
     transformers: bool = False,
 ) -> ModelReport:
     """Inspect a model of a hub or bucket. `folder` receives sparse files of a few megabytes."""
+    commit = fetch_heads(remote, repo, revision, folder)
+    found = inspect(str(folder), any_architecture=any_architecture, transformers=transformers)
+    return msgspec.structs.replace(found, revision=commit)
+
+
+def fetch_heads(
+    remote: Remote, repo: str, revision: str, folder: Path, descriptions: frozenset[str] = DESCRIPTIONS
+) -> str:
+    """Make sparse files of a model: only `descriptions` and the headers of the weights have their content.
+
+    Returns the commit.
+    """
     commit = remote.commit(repo, revision)
     files = {file.name: file for file in remote.files(repo, commit)}
     shards = None
@@ -124,19 +142,15 @@ def inspect_remote(
         _take(remote, repo, commit, files[_INDEX], folder, files[_INDEX].size)
         shards = frozenset(json.loads((folder / _INDEX).read_bytes())["weight_map"].values())
     for file in choose(list(files.values()), shards):
-        if file.name in _DESCRIPTIONS or "/" in file.name:  # modules of sentence-transformers are small
+        if file.name in descriptions or "/" in file.name:  # modules of sentence-transformers are small
             _take(remote, repo, commit, file, folder, file.size)
         elif file.name.endswith(".safetensors"):
-            head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
-            length = 8 + int.from_bytes(head[:8], "little")
-            if len(head) < min(length, file.size, _LAST_BYTES):
-                _take(remote, repo, commit, file, folder, length)
+            take_header(remote, repo, commit, file, folder)
         elif file.name.endswith(".gguf"):
             _take_gguf_head(remote, repo, commit, file, folder)
         else:
             _take(remote, repo, commit, file, folder, 0)
-    found = inspect(str(folder), any_architecture=any_architecture, transformers=transformers)
-    return msgspec.structs.replace(found, revision=commit)
+    return commit
 
 
 def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path, count: int) -> bytes:
@@ -148,6 +162,14 @@ def _take(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path
         out.write(head)
         out.truncate(file.size)
     return head
+
+
+def take_header(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
+    """Make a sparse file with the header of a safetensors file."""
+    head = _take(remote, repo, commit, file, folder, _FIRST_BYTES)
+    length = 8 + int.from_bytes(head[:8], "little")
+    if len(head) < min(length, file.size, _LAST_BYTES):
+        _take(remote, repo, commit, file, folder, length)
 
 
 def _take_gguf_head(remote: Remote, repo: str, commit: str, file: RemoteFile, folder: Path) -> None:
@@ -198,8 +220,9 @@ def look(
     target: str, cache: Path | None, *, any_architecture: bool, transformers: bool = False
 ) -> ModelReport | ModelFailure:
     """The report on a target, which is downloaded if there is a `cache`."""
-    try:
-        if not target.startswith(("hf://", "s3://", "gs://")):
+
+    def found() -> ModelReport:
+        if not is_remote(target):
             return inspect(target, any_architecture=any_architecture, transformers=transformers)
         remote, repo, revision = connect(target)
         if cache is not None:
@@ -208,6 +231,19 @@ def look(
             return inspect_remote(
                 remote, repo, revision, Path(folder), any_architecture=any_architecture, transformers=transformers
             )
+
+    return or_failure(found)
+
+
+def is_remote(target: str) -> bool:
+    """True for a target of a hub or bucket."""
+    return target.startswith(("hf://", "s3://", "gs://"))
+
+
+def or_failure(inspection: Callable[[], Found]) -> Found | ModelFailure:
+    """The result of an inspection, or why there is none."""
+    try:
+        return inspection()
     except PrefetchError as error:
         return ModelFailure(reason=error.reason, message=str(error))
     except UnsupportedModelError as error:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from octavo_inference.checkpoints.transformers_config import ForeignConfig
 from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.kv_cache_sizing import CacheSizes
 from octavo_inference.core.speculation.draft_model import DraftModel
 from octavo_inference.model_loader import ForeignModel, LoadedModel, TextModel, load_model
+from octavo_inference.models.config import ModelConfig
+from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 
 log = logging.getLogger(__name__)
@@ -30,22 +33,27 @@ def load_draft(settings: EngineSettings, model: LoadedModel) -> LoadedModel | No
     if settings.speculation != "draft":
         return None
     name = settings.speculation_model or ""
-    draft = load_model(name)
+    subject, draft = f"speculation_model {name}", load_model(name)
     if isinstance(draft, ForeignModel):
-        raise SettingsError(
-            f"speculation_model {name}: Octavo's own kernels do not compute it "
-            f"({draft.config.missing}); choose another",
-            _FIELD,
-        )
-    _require_layers(name, draft)
+        raise _foreign(subject, draft.config)
+    require_pair(subject, model.text, draft.text)
+    return draft
+
+
+def require_pair(subject: str, model: TextModel, draft: TextModel) -> None:
+    """The draft model has to fit the model. Reads no weights. Raises `SettingsError` that begins with `subject`."""
+    if isinstance(draft.config, ForeignConfig):
+        raise _foreign(subject, draft.config)
+    _require_layers(subject, draft.config)
+    if not isinstance(model.config, ModelConfig):
+        return  # the engine refuses speculation with another backend, whatever the draft model is
     if not any(group.is_full for group in pool_layout(model.config).groups):
         raise SettingsError(
             "speculation draft: all layers of this model have windows, and their blocks do not keep the whole text; "
             "use ngram",
             "speculation",
         )
-    require_vocabulary(name, model.text, draft.text)
-    return draft
+    require_vocabulary(subject, model, draft)
 
 
 def draft_model(
@@ -76,7 +84,7 @@ def draft_model(
     )
 
 
-def require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
+def require_vocabulary(subject: str, model: TextModel, draft: TextModel) -> None:
     """Both models have to mean the same by a token id. Raises `SettingsError` otherwise."""
     mine, theirs = (each.tokenizer.get_vocab(with_added_tokens=True) for each in (model, draft))
     common = min(max(mine.values()), max(theirs.values())) + 1
@@ -86,22 +94,27 @@ def require_vocabulary(name: str, model: TextModel, draft: TextModel) -> None:
     if differ or alone > _MOST_UNSHARED:
         seen = f"{differ[0]!r} and {len(differ) - 1} more" if differ else f"{alone} that only one has"
         raise SettingsError(
-            f"speculation_model {name} has another vocabulary than {model.name} ({len(theirs)} tokens, {len(mine)} "
-            f"there; different: {seen}); choose a model of the same family",
+            f"{subject} has another vocabulary than the model ({len(theirs)} tokens, {len(mine)} there; different: "
+            f"{seen}); choose a model of the same family",
             _FIELD,
         )
 
 
-def _require_layers(name: str, draft: LoadedModel) -> None:
+def _foreign(subject: str, config: ForeignConfig) -> SettingsError:
+    return SettingsError(
+        f"{subject}: Octavo's own kernels do not compute it ({config.missing}); choose another", _FIELD
+    )
+
+
+def _require_layers(subject: str, config: ModelInfo) -> None:
     """Its K and V have to lie in one table, and nothing else may be kept of a sequence."""
-    if draft.config.task != "generate":
-        raise SettingsError(f"speculation_model {name} has the task {draft.config.task}: it guesses no text", _FIELD)
-    if draft.config.state_bytes:
+    if config.task != "generate":
+        raise SettingsError(f"{subject} has the task {config.task}: it guesses no text", _FIELD)
+    if config.state_bytes:
         raise SettingsError(
-            f"speculation_model {name} has state layers, which cannot go back to before a wrong guess; choose another",
-            _FIELD,
+            f"{subject} has state layers, which cannot go back to before a wrong guess; choose another", _FIELD
         )
-    if len(pool_layout(draft.config).groups) > 1:
+    if isinstance(config, ModelConfig) and len(pool_layout(config).groups) > 1:
         raise SettingsError(
-            f"speculation_model {name} has layers with and without windows, whose blocks differ; choose another", _FIELD
+            f"{subject} has layers with and without windows, whose blocks differ; choose another", _FIELD
         )

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Literal
 from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
+from octavo_inference.checkpoints.peft import read_adapter, stored_biases
 from octavo_inference.checkpoints.transformers_config import require_unquantized
 from octavo_inference.common.errors import DeviceError, SettingsError, UnsupportedModelError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
 from octavo_inference.config.engine import KV_MEMORY_PERCENT, PROFILES, BackendName, Dtype, EngineSettings, Quantization
 from octavo_inference.config.speculation import require_consistent
+from octavo_inference.core.adapters import ReadAdapter
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.engine import Engine
@@ -41,7 +43,7 @@ from octavo_inference.model_loader import (
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
-from octavo_inference.models.weights import Weights
+from octavo_inference.models.weights import Weights, layer_matrices
 from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:  # loads the kernels
 
 log = logging.getLogger(__name__)
 
+# Most adapters are far smaller than they may be: memory for them is at most this part of what is free.
+_MOST_ADAPTERS = 4
 # Bytes of a token in the row table.
 _TOKEN_BYTES = 4
 
@@ -109,6 +113,7 @@ def engine_for(
         cache_policy=settings.cache_policy,
         overlap=settings.overlap is not False,
         max_samples=built.max_samples,
+        max_cached_adapters=settings.max_cached_adapters,
     )
     engine = Engine(
         built.backend,
@@ -119,6 +124,7 @@ def engine_for(
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
         head=model.head if isinstance(model, LoadedModel) else None,
         speculator=speculator_for(settings, built, clock),
+        read_adapter=_adapter_reader(model, settings.max_adapter_rank) if settings.max_loaded_adapters else None,
     )
     resolved = dataclasses.replace(
         settings,
@@ -137,6 +143,19 @@ def engine_for(
     )
     return LoadedEngine(
         engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
+    )
+
+
+def _adapter_reader(model: LoadedModel | ForeignModel, max_rank: int) -> ReadAdapter | None:
+    """What reads adapters of a model; None for those that transformers computes."""
+    if isinstance(model, ForeignModel):
+        return None
+    return partial(
+        read_adapter,
+        config=model.config,
+        biases=stored_biases(model.weights),
+        model=model.text.path,
+        max_rank=max_rank,
     )
 
 
@@ -281,7 +300,8 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         # Each block of the pool has one of the draft model. A sequence has several blocks for the same tokens.
         token += pool_layout(draft.config).token_bytes(draft.config, element_bytes) * len(layout.groups)
     require_memory(model.text.path, weights, free)
-    sizes = _fit(settings, model.config, token, default_block, free, layout.kinds)
+    reserved = min(_adapter_bytes(settings, model, element_bytes), free // _MOST_ADAPTERS)
+    sizes = _fit(settings, model.config, token, default_block, free - reserved, layout.kinds)
     # The reference's tiles are too small for several threads: fork and join cost more than they save.
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     for tensor in (*model.weights.tensors(), *(draft.weights.tensors() if draft else ())):
@@ -290,13 +310,14 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     if name == "reference":  # allocates as it runs: nothing to plan
         create_reference = partial(_create_reference, threads, sizes=sizes)
         guesses = None if draft is None else draft_model(draft, model, sizes, create_reference)
-        backend = _create_reference(threads, model, sizes)
+        backend = _create_reference(threads, model, sizes, settings.max_loaded_adapters)
         samples = sizes.max_batched_tokens
         return Built(backend, model.config, sizes, name, dtype, threads, max_samples=samples, draft=guesses)
     if threads > 1 and (nodes := numa_nodes()) > 1:
         log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
     samples = sizes.max_running + guessed_rows(settings, sizes.max_running)
-    native = _create_cpu(dtype, settings.quantization, threads, model, sizes, samples)
+    adapters = settings.max_loaded_adapters, settings.max_adapter_rank
+    native = _create_cpu(dtype, settings.quantization, threads, model, sizes, samples, adapters)
     backends = [native]
 
     def create(draft: LoadedModel) -> CpuBackend:
@@ -304,15 +325,15 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         return backends[-1]
 
     guesses = None if draft is None else draft_model(draft, model, sizes, create)
-    plan = _plan(backends, sizes, process, free)
+    plan = _plan(backends, sizes, process, free, reserved)
     return Built(native, model.config, sizes, name, dtype, threads, plan, max_samples=samples, draft=guesses)
 
 
-def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int) -> MemoryPlan:
-    """The planned memory use of a model, and of its draft model if it has one."""
+def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int, adapters: int) -> MemoryPlan:
+    """The planned memory use of a model, of its draft model if it has one, and of `adapters` in bytes."""
     rows = sizes.max_running * sizes.max_model_len * _TOKEN_BYTES
     return MemoryPlan(
-        weights=sum(backend.weight_bytes + backend.embedding_bytes for backend in backends),
+        weights=sum(backend.weight_bytes + backend.embedding_bytes for backend in backends) + adapters,
         kv_pool=sum(backend.kv_bytes for backend in backends),
         activations=sum(backend.working_bytes for backend in backends) + rows,
         swap=sizes.swap_memory,
@@ -328,6 +349,12 @@ def _build_foreign(settings: EngineSettings, model: ForeignModel) -> Built:
             f"speculation draft: transformers computes this model ({model.config.missing}), which has no block tables "
             "to share with a draft model; use ngram",
             "speculation",
+        )
+    if settings.max_loaded_adapters:
+        raise SettingsError(
+            f"max_loaded_adapters {settings.max_loaded_adapters}: transformers computes this model "
+            f"({model.config.missing}), and takes no adapters here; set it to 0",
+            "max_loaded_adapters",
         )
     if settings.backend == "reference":
         raise SettingsError(f"the reference backend cannot compute this model: {model.config.missing}", "backend")
@@ -445,7 +472,13 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
     return packed_bytes(weights, weight_format(dtype, quantization))
 
 
-def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Backend:
+def _adapter_bytes(settings: EngineSettings, model: LoadedModel, element_bytes: int) -> int:
+    """Bytes of loaded adapters that change all matrices with the largest rank."""
+    per_rank = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
+    return settings.max_loaded_adapters * settings.max_adapter_rank * per_rank * element_bytes
+
+
+def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes, adapter_slots: int = 0) -> Backend:
     import torch  # noqa: PLC0415 -- only the reference needs it
 
     from octavo_inference.backends.reference.backend import ReferenceBackend  # noqa: PLC0415
@@ -458,6 +491,7 @@ def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes) -> Ba
         block_size=sizes.block_size,
         max_model_len=sizes.max_model_len,
         state_slots=sizes.state_slots,
+        adapter_slots=adapter_slots,
     )
 
 
@@ -468,7 +502,9 @@ def _create_cpu(
     model: LoadedModel,
     sizes: CacheSizes,
     max_samples: int = 0,
+    adapters: tuple[int, int] = (0, 0),
 ) -> CpuBackend:
+    """`adapters`: how many may be loaded, and their largest rank."""
     from octavo_inference.backends.cpu.backend import CpuBackend  # noqa: PLC0415
 
     return CpuBackend.create(
@@ -484,4 +520,6 @@ def _create_cpu(
         threads=threads,
         state_slots=sizes.state_slots,
         max_samples=max_samples,
+        adapter_slots=adapters[0],
+        max_adapter_rank=adapters[1],
     )

@@ -11,8 +11,18 @@ import msgspec
 
 from octavo_inference.common.memory_plan import MemoryPlan
 from octavo_inference.config.engine import DEFAULT_POOLING, PoolingName
+from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.counters import GuidanceTotals
-from octavo_inference.core.request import Abort, Output, Request, ResetCache, SleepEngine, WakeEngine
+from octavo_inference.core.request import (
+    Abort,
+    OfferAdapter,
+    Output,
+    Request,
+    ResetCache,
+    SleepEngine,
+    WakeEngine,
+    WithdrawAdapter,
+)
 from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.models.task import Task
 from octavo_protocol.load import EngineStats, StepSums
@@ -55,6 +65,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     task: Task = "generate"
     pooling: PoolingName = DEFAULT_POOLING
     swap_bytes: int = 0
+    adapter_slots: int = 0
     memory: MemoryPlan | None = None
     pid: int = 0
     rank_pids: tuple[int, ...] = ()
@@ -74,6 +85,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     `stalled`: it left sequences waiting that it could not start. `known`, `forgotten`: keys
     (`octavo_protocol.hashing.keys`) of blocks added to and removed from the prefix cache since the last message.
     `guidance`: totals so far, None while no request had any. `speculation`: the same, None without speculation.
+    `adapters`: all of them, if any has changed since the last message.
     """
 
     outputs: list[Output]
@@ -83,6 +95,7 @@ class EngineStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     forgotten: bytes = b""
     guidance: GuidanceTotals | None = None
     speculation: SpeculationTotals | None = None
+    adapters: list[EngineAdapter] | None = None
 
 
 class EngineFailure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
@@ -110,7 +123,7 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True, tag="step_times"):
 
 
 FromEngine = Ready | EngineStep | EngineFailure | Asleep | StepTimes
-ToEngine = Request | Abort | ResetCache | SleepEngine | WakeEngine | ReadStepTimes
+ToEngine = Request | Abort | ResetCache | OfferAdapter | WithdrawAdapter | SleepEngine | WakeEngine | ReadStepTimes
 
 decode_start = msgspec.msgpack.Decoder(Start).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

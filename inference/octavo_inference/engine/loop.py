@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo_inference.common.errors import OctavoError
-from octavo_inference.core.request import REFUSED, Abort, Output, Request, ResetCache
+from octavo_inference.core.request import REFUSED, Abort, OfferAdapter, Output, Request, ResetCache, WithdrawAdapter
 from octavo_inference.engine.ipc import EngineStep, StepTimes, ToEngine
 
 if TYPE_CHECKING:  # the API process imports this module too, and does not import numpy
@@ -46,6 +46,12 @@ class EngineLoop:
             if isinstance(message, ResetCache):
                 self._engine.reset_cache()
                 continue
+            if isinstance(message, OfferAdapter):
+                self._engine.adapters.offer(message.key, message.path)
+                continue
+            if isinstance(message, WithdrawAdapter):
+                self._engine.adapters.withdraw(message.key)
+                continue
             if not isinstance(message, Request):
                 continue
             try:
@@ -73,4 +79,5 @@ class EngineLoop:
             forgotten=forgotten,
             guidance=self._engine.counters.guidance if self._engine.counters.guidance.used else None,
             speculation=self._engine.speculation,
+            adapters=self._engine.adapters.changes(),
         )

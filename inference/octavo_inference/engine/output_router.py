@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from octavo_inference.common.errors import OctavoError, QueueFullError, RequestError
+from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.counters import GuidanceTotals
-from octavo_inference.core.request import ENGINE_GONE, Abort, Output, Request, ResetCache
+from octavo_inference.core.request import ENGINE_GONE, Abort, OfferAdapter, Output, Request, ResetCache, WithdrawAdapter
 from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.engine.ipc import EngineStep
 from octavo_inference.engine.kv_events import KvEventLog
@@ -25,6 +26,7 @@ LOST = "The server lost the process that computes answers, and this request with
 SHUTTING_DOWN = "The server is shutting down and cannot finish this request; try again."
 
 Deliver = Callable[[Output], None]
+Message = Request | Abort | ResetCache | OfferAdapter | WithdrawAdapter
 
 
 class EngineDiedError(OctavoError):
@@ -51,7 +53,7 @@ class _OpenRequest:
 class OutputRouter:
     """The open requests of a process, and the last state and the failure of the engine."""
 
-    def __init__(self, send: Callable[[Request | Abort | ResetCache], None], cache: KvEventLog) -> None:
+    def __init__(self, send: Callable[[Message], None], cache: KvEventLog) -> None:
         self._send = send
         self.cache = cache
         self._open: dict[str, _OpenRequest] = {}
@@ -60,6 +62,8 @@ class OutputRouter:
         self._stalled = False
         self.on_step: Callable[[EngineStats], None] | None = None
         """Called with the engine's state after each of its steps."""
+        self.on_adapters: Callable[[list[EngineAdapter]], None] | None = None
+        """Called with the states of all adapters when one has changed."""
         self.guidance = GuidanceTotals()
         """Totals of guided decoding."""
         self.speculation: SpeculationTotals | None = None
@@ -128,6 +132,11 @@ class OutputRouter:
             request.stopped.add(index)
             self._finish(request_id, request, 1)
 
+    def send(self, message: OfferAdapter | WithdrawAdapter) -> None:
+        """Send a message about an adapter to the engine, if it is there."""
+        if self.failure is None:
+            self._send(message)
+
     def reset_cache(self) -> None:
         """Reset the prefix cache: requests submitted from now on match nothing computed before."""
         if self.failure is None:
@@ -145,6 +154,8 @@ class OutputRouter:
         self.heartbeat += 1
         if self.on_step is not None:
             self.on_step(step.stats)
+        if step.adapters is not None and self.on_adapters is not None:
+            self.on_adapters(step.adapters)
         if step.known or step.forgotten:
             self.cache.apply(step.known, step.forgotten)
         for output in step.outputs:

@@ -168,6 +168,7 @@ def _load_and_run_until_sleep(
     engine, info = load(settings)
     if engine.grammar_compiler is not None:
         engine.grammar_compiler.on_ready = channel.wake
+    engine.adapters.on_ready = channel.wake
     engine.message_fd = channel.fileno()
     channel.send(encode_frame(Ready(info=info, stats=engine.stats())))
     return info, _run(EngineLoop(engine), channel, frames)
@@ -273,6 +274,7 @@ def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
         task=loaded.engine.config.task,
         pooling=loaded.engine.config.pooling,
         swap_bytes=loaded.settings.swap_memory or 0,
+        adapter_slots=backend.adapter_slots,
         memory=loaded.memory,
         pid=os.getpid(),
         rank_pids=loaded.rank_pids,

@@ -1,4 +1,4 @@
-"""The admin port: metrics, load report, drain and the prefix cache."""
+"""The admin port: metrics, load report, drain, adapters and the prefix cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from octavo_inference.server.adapter_endpoints import ENDPOINTS as ADAPTER_ENDPOINTS
 from octavo_inference.server.application import http_application
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.endpoint import HttpEndpoint
@@ -48,7 +49,7 @@ class LoadQuery(msgspec.Struct, frozen=True):
 
 
 def admin_app(service: Service, keys: Keys | None, version: str, drain: Callable[[], None]) -> ASGIApp:
-    """The app of the admin port: metrics, load report, drain, sleep, profile and prefix cache.
+    """The app of the admin port: metrics, load report, drain, adapters, sleep, profile and prefix cache.
 
     For the cluster, not for clients. Without `keys`, anyone with network access may use it, so a NetworkPolicy must
     restrict access.
@@ -81,6 +82,7 @@ def admin_endpoints(drain: Callable[[], None]) -> tuple[HttpEndpoint, ...]:
         HttpEndpoint("GET", names.PATH_LOAD, get_load, answer=LoadReport, query=LoadQuery, errors=(400, 503)),
         HttpEndpoint("POST", names.PATH_DRAIN, post_drain, answer=Draining, status=202),
         HttpEndpoint("POST", names.PATH_CACHE_RESET, reset_cache, answer=CacheReset, errors=(503,)),
+        *ADAPTER_ENDPOINTS,
         *SLEEP_ENDPOINTS,
         *PROFILE_ENDPOINTS,
     )

@@ -111,6 +111,13 @@ def model_not_found(name: str, known: str) -> ApiError:
     )
 
 
+def adapter_failed(name: str, failure: str) -> ApiError:
+    """404: an adapter that cannot be used."""
+    return ApiError(
+        404, f"The adapter {name[:128]!r} cannot be used: {failure}.", param="model", code="adapter_unavailable"
+    )
+
+
 def context_overflow(prompt: int, answer: int, limit: int, param: str) -> ApiError:
     """400: prompt and answer exceed the model's context. Clients match on the code and on this wording."""
     fix = f"Please reduce the length of the {param} or the completion."

@@ -60,9 +60,12 @@ def wants_prompt(headers: Headers) -> bool:
     return headers.get(HEADER_WANT_PROMPT) == "1"
 
 
-def prompt_header(tokens: list[int], info: EngineInfo, salt: str) -> str:
-    """The blocks of a prompt, encoded by `octavo_protocol.prompt`. Slow for a long prompt, which it hashes."""
-    root = root_hash(info.model_digest, salt=salt)
+def prompt_header(tokens: list[int], info: EngineInfo, salt: str, adapter: str = "") -> str:
+    """The blocks of a prompt, encoded by `octavo_protocol.prompt`. Slow for a long prompt, which it hashes.
+
+    `adapter`: the digest of the request's adapter.
+    """
+    root = root_hash(info.model_digest, adapter, salt)
     hashes = block_hashes(root, tokens, info.block_size) if info.prefix_caching else []
     return encode_prompt(describe(len(tokens), info.block_size, hashes))
 

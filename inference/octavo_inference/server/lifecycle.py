@@ -31,6 +31,7 @@ from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import SHUTTING_DOWN, EngineDiedError
 from octavo_inference.engine.spawn import EngineProcess
+from octavo_inference.server.adapter_list import AdapterList
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
@@ -97,6 +98,7 @@ async def _main(
             time.monotonic,
         ),
     )
+    service.adapter_root = None if settings.adapter_root is None else Path(settings.adapter_root)
     process = _Process(service, settings.drain_timeout)
     service.sleeper = Sleeper(service, client, settings.drain_timeout)
     service.profiler = Profiler(service, client.step_times)
@@ -190,7 +192,8 @@ async def _start(
 ) -> None:
     """Load the tokenizer here and the weights in the engine process, generate one token, set ready.
 
-    Ends a moment later, with the start of the grammar process: the first requests come before it.
+    Then starts the grammar process, a moment later: the first requests come before it. Ends then, or follows the list
+    of adapters if there is one.
     """
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
     (text, longest), info = await asyncio.gather(
@@ -205,6 +208,7 @@ async def _start(
     await warm_up(client.router, info)
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
+    following = await _start_adapters(service, settings, info)
     service.cold_start = timeline.now()
     # Objects loaded so far are permanent: the garbage collector need not traverse them again.
     gc.freeze()
@@ -215,6 +219,22 @@ async def _start(
     _log_ready(service, settings, info, timeline, sockets)
     await asyncio.sleep(_GRAMMARS_SECONDS)
     service.grammar_checks.prepare()
+    if following is not None:
+        await following.follow()
+
+
+async def _start_adapters(service: Service, settings: ServerSettings, info: EngineInfo) -> AdapterList | None:
+    """Load the adapters of the settings: all are there, or have failed, before the server is ready."""
+    adapters = service.adapters
+    adapters.max_loaded = info.adapter_slots
+    for given in settings.adapters:
+        name, _, path = given.partition("=")
+        adapters.offer(name, path, path)
+    listed = None if settings.adapters_file is None else AdapterList(Path(settings.adapters_file), adapters)
+    if listed is not None:
+        await listed.first()
+    await adapters.settled()
+    return listed
 
 
 async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo:

@@ -68,7 +68,7 @@ def pooled_requests(
     if not loaded.info.hidden_size:
         raise invalid("model: its hidden states cannot be read, so it gives no embeddings.", "model")
     sampling = [SamplingParams()] * len(inputs)
-    requests = engine_requests(service, request, body, f"embd-{uuid.uuid4().hex}", inputs, sampling)
+    requests = engine_requests(service, request, loaded, body, f"embd-{uuid.uuid4().hex}", inputs, sampling)
     return [
         msgspec.structs.replace(one, pooling=loaded.pooling, cache_policy=one.cache_policy or "batch")
         for one in requests

@@ -6,7 +6,9 @@ benchmarks read.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -15,6 +17,7 @@ from prometheus_client.registry import Collector
 from octavo_inference.core.speculation.counts import SpeculationTotals
 from octavo_inference.server.goodput import efficiency, factors, waste
 from octavo_inference.server.service import Service
+from octavo_protocol.adapters import AdapterState
 from octavo_protocol.load import ExpertLoad, LoadReport
 
 PREFIXES = ("octavo:", "vllm:")
@@ -105,6 +108,8 @@ class _ServerCollector(Collector):
         yield waiting
         yield self._cache_config(prefix)
         yield from self._speculation(prefix, self._service.router.speculation)
+        if report.max_loaded_adapters:
+            yield from self._adapters(prefix, report)
         yield self._counter(f"{prefix}num_preemptions", "Sequences preempted for want of blocks", report.preemptions)
         if prefix == "octavo:":
             for name, text, value in (
@@ -133,6 +138,24 @@ class _ServerCollector(Collector):
                 yield from self._experts(report.expert_load)
             parts = factors(report)
             yield self._parts("efficiency_factor", "Shares of what was computed, held and asked for", "factor", parts)
+
+    def _adapters(self, prefix: str, report: LoadReport) -> Iterator[Metric]:
+        states = {each.name: each.state for each in self._service.adapters.all}
+        # The labels and the value, a time, are those that the endpoint picker of the Gateway API reads.
+        info = GaugeMetricFamily(
+            f"{prefix}lora_requests_info",
+            "Time of the report; the labels are the adapters with running and with waiting requests",
+            labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
+        )
+        running = ",".join(name for name, state in states.items() if state.running)
+        waiting = ",".join(name for name, state in states.items() if state.waiting)
+        info.add_metric([str(report.max_loaded_adapters), running, waiting], time.time())
+        yield info
+        if prefix == "octavo:":
+            count = GaugeMetricFamily("octavo:adapters", "Adapters of the server", labels=["model_name", "state"])
+            for name in get_args(AdapterState):
+                count.add_metric([self._model, name], sum(state.state == name for state in states.values()))
+            yield count
 
     def _speculation(self, prefix: str, found: SpeculationTotals | None) -> Iterator[Metric]:
         totals = found or SpeculationTotals()

@@ -29,6 +29,7 @@ class SchedulingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
 def engine_requests(
     service: Service,
     request: HttpRequest,
+    loaded: Loaded,
     body: SchedulingFields,
     name: str,
     prompts: list[list[int]],
@@ -58,6 +59,7 @@ def engine_requests(
             timeout=seconds,
             request_id=request.scope[REQUEST_ID],
             guidance=guidance,
+            adapter=loaded.adapter,
         )
         for number, (tokens, params) in enumerate(zip(prompts, sampling, strict=True))
     ]
@@ -75,10 +77,12 @@ async def prompt_headers(
     """The response header that describes a single prompt, if a gateway requests it; else no header."""
     if len(prompts) != 1 or not gateway_headers.wants_prompt(request.headers):
         return {}
+    if loaded.adapter and not loaded.adapter_digest:
+        return {}  # its prefixes have no keys before it is read
     [prompt] = prompts
     return {
         HEADER_PROMPT: await service.work(
-            lambda: gateway_headers.prompt_header(prompt.tokens, loaded.info, prompt.salt)
+            lambda: gateway_headers.prompt_header(prompt.tokens, loaded.info, prompt.salt, loaded.adapter_digest)
         )
     }
 

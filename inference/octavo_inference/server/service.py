@@ -8,7 +8,8 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import msgspec
@@ -25,6 +26,7 @@ from octavo_inference.core.request import Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
 from octavo_inference.server import errors
+from octavo_inference.server.adapters import Adapters
 from octavo_inference.server.errors import (
     ApiError,
     client_gone,
@@ -113,6 +115,9 @@ class Service:
     replica: str = ""
     """Name of this process's host, which is the name of its pod: part of the ids of stored responses."""
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
+    adapter_root: Path | None = None
+    """The folder that adapters loaded by request may be in."""
+    adapters: Adapters = field(init=False)
     grammar_checks: GrammarChecks = field(init=False)
     """Tries the grammars of requests before the engine gets them."""
     _sequence: int = 0
@@ -121,10 +126,14 @@ class Service:
     def __post_init__(self) -> None:
         self.intake = Intake(on_refusal=self._count_refused_body, on_large=self._trim_later)
         self.router.on_step = self.metrics.step
+        self.adapters = Adapters(self.router, self.names)
         self.grammar_checks = GrammarChecks(self._grammar_tokens)
 
     def require(self, model: str) -> Loaded:
-        """The loaded model, if it has this name. Raises `ApiError` for another name, or if no requests are accepted."""
+        """The loaded model, with the adapter of this name if it is one.
+
+        Raises `ApiError` for another name, or if no requests are accepted.
+        """
         if self.draining:
             raise self._reject(draining(), "draining")
         if not self.ready or self.loaded is None:
@@ -134,9 +143,19 @@ class Service:
         failure = self.router.failure
         if failure is not None:
             raise errors.engine_gone(failure.for_clients)
-        if model not in self.names:
+        if model in self.names:
+            return self.loaded
+        adapter = self.adapters.find(model)
+        if adapter is None:
             raise model_not_found(model, self.names[0])
-        return self.loaded
+        if adapter.state.failure:
+            raise errors.adapter_failed(model, adapter.state.failure)
+        return replace(self.loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names of the model, then those of its adapters."""
+        return (*self.names, *(adapter.name for adapter in self.adapters.all))
 
     def require_generator(self, model: str) -> Loaded:
         """Like `require`, for requests for text. Raises `ApiError` if the model generates none."""
@@ -159,6 +178,7 @@ class Service:
         """Accept requests again. The engine's counters restart at 0, so the load report has a new start time."""
         if self.loaded is not None:
             self.loaded = Loaded(self.loaded.text, info, self.loaded.longest_token)
+            self.adapters.offer_again()
         self.start_time = time.time()
         self.sleeping = False
 
@@ -176,6 +196,8 @@ class Service:
             draining=self.draining,
             cold_start=self.cold_start,
             cache=None if cache_after is None else self.router.cache.since(cache_after),
+            adapters=self.adapters.reports(),
+            max_loaded_adapters=self.adapters.max_loaded,
         )
 
     def settings(self) -> dict[str, str]:
@@ -324,6 +346,10 @@ class Loaded:
     text: ServedModel
     info: EngineInfo
     longest_token: int
+    adapter: str = ""
+    """The engine's key of the adapter that a request names; "" for the model itself."""
+    adapter_digest: str = ""
+    """Sets the adapter's prefixes apart; "" until it is read."""
 
     @property
     def pooling(self) -> PoolingName:

@@ -28,6 +28,11 @@ class ModelSource:
         return self.scheme == "oci" and "@" not in self.reference
 
     @property
+    def remote(self) -> bool:
+        """Whether an inspection has to reach its host: to fetch weights, or to resolve a tag."""
+        return self.downloads or self.tagged
+
+    @property
     def registry_port(self) -> int:
         """TCP port of the registry of an image."""
         host, slash, _ = self.reference.partition("/")

@@ -5,21 +5,34 @@ from __future__ import annotations
 from octavo_operator.api.base import Rule
 
 PATTERN = r"^(hf|s3|gs|oci|pvc)://[^\s]+$"
+DOWNLOADED = r"^(hf|s3|gs)://[^\s]+$"
 REVISION = r"^[A-Za-z0-9._/-]+$"
 
 
 def uri_rules(path: str) -> tuple[Rule, ...]:
-    """Rules of the block `path` with the fields `uri` and `revision`."""
+    """Rules of the block `path` with the fields `uri`, of any scheme, and `revision`."""
+    return (
+        *download_rules(path, "status.model.resolvedRevision"),
+        Rule(
+            rule="!self.uri.startsWith('pvc://') || "
+            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
+            message=f"{path}.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the volume",
+        ),
+        Rule(
+            rule="!has(self.revision) || self.uri.matches('^(hf|s3|gs)://')",
+            message=f"{path}.revision is only allowed for hf://, s3:// and gs:// models; an oci:// reference contains "
+            "its tag or digest",
+        ),
+    )
+
+
+def download_rules(path: str, shown: str) -> tuple[Rule, ...]:
+    """Those for the schemes of which files are downloaded. `shown`: the field of the status with the revision."""
     return (
         Rule(
             rule="!self.uri.startsWith('hf://') || self.uri.matches('^hf://[A-Za-z0-9._-]+/[A-Za-z0-9._-]+$')",
             message=f"{path}.uri with scheme hf must have the form hf://ORGANISATION/REPOSITORY; the revision goes "
             f"into {path}.revision",
-        ),
-        Rule(
-            rule="!self.uri.startsWith('pvc://') || "
-            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
-            message=f"{path}.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the volume",
         ),
         Rule(
             rule="!self.uri.matches('^(s3|gs)://') || "
@@ -29,13 +42,7 @@ def uri_rules(path: str) -> tuple[Rule, ...]:
             "PREFIX may contain letters, digits and . _ = + -",
         ),
         Rule(
-            rule="!has(self.revision) || self.uri.matches('^(hf|s3|gs)://')",
-            message=f"{path}.revision is only allowed for hf://, s3:// and gs:// models; an oci:// reference contains "
-            "its tag or digest",
-        ),
-        Rule(
             rule="!has(self.revision) || !self.uri.matches('^(s3|gs)://') || self.revision.matches('^[0-9a-f]{40}$')",
-            message=f"{path}.revision of an s3:// or gs:// model must be 40 hexadecimal digits, as "
-            "status.model.resolvedRevision shows them",
+            message=f"{path}.revision of an s3:// or gs:// model must be 40 hexadecimal digits, as {shown} shows them",
         ),
     )

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from octavo_operator.api import model_source
+from octavo_operator.api import knobs, model_source
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.api.v1alpha1_adapters import LOADED
 
 # The blocks a pod is made from. A change in any of them rolls the pods; nothing else does.
 POD_BLOCKS = frozenset({"model", "cache", "engine", "resources", "drain", "probes", "scheduling"})
@@ -88,7 +89,7 @@ def parse(body: Json) -> LLMDeployment:
     """The resource in an API object. Raises `InvalidSpecError` when the spec does not fit the API's types."""
     meta = body["metadata"]
     try:
-        spec = Spec.model_validate(body.get("spec", {}))
+        spec = _with_slots(Spec.model_validate(body.get("spec", {})))
     except ValidationError as error:
         first = error.errors()[0]
         path = ".".join(str(part) for part in ("spec", *first["loc"]))
@@ -104,12 +105,23 @@ def parse(body: Json) -> LLMDeployment:
     )
 
 
+def _with_slots(spec: Spec) -> Spec:
+    """The spec with the default of `engine.adapters.maxLoaded`, which depends on whether there are adapters."""
+    engine = spec.engine
+    if not spec.model.adapters or knobs.given(engine)["max-loaded-adapters"] is not None:
+        return spec
+    limits = engine.adapters.model_copy(update={"max_loaded": LOADED})
+    return spec.model_copy(update={"engine": engine.model_copy(update={"adapters": limits})})
+
+
 def _revision(spec: Spec) -> str:
-    """Only what differs from the API's defaults counts.
+    """Only what differs from the API's defaults counts. Adapters do not: running pods load them.
 
     So neither a new field nor a changed default of a newer operator gives an unchanged resource another revision.
     """
-    parts = spec.model_dump(include=set(POD_BLOCKS), exclude_defaults=True, by_alias=True)
+    parts = spec.model_dump(
+        include=set(POD_BLOCKS), exclude={"model": {"adapters"}}, exclude_defaults=True, by_alias=True
+    )
     if spec.resources.profile is not None:
         # Where a profile would decide otherwise, to give the operator's own default is a difference.
         parts["resources"] |= spec.resources.model_dump(include={"cpu", "memory"}, exclude_unset=True)

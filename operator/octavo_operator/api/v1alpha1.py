@@ -14,6 +14,7 @@ from pydantic import Field
 from octavo_operator.api import cron
 from octavo_operator.api.base import OBJECT_NAME, ApiBlock, Bytes, LabelValue, ObjectName, Quantity, Rule, unset
 from octavo_operator.api.model_uri import PATTERN, REVISION, uri_rules
+from octavo_operator.api.v1alpha1_adapters import MOST, AdapterSpec
 from octavo_operator.api.v1alpha1_cache import Cache
 from octavo_operator.api.v1alpha1_engine import EngineSpec
 from octavo_operator.api.v1alpha1_routing import Routing
@@ -50,6 +51,12 @@ class ModelSpec(ApiBlock):
             rule="!has(self.credentialsSecretRef) || self.uri.matches('^(hf|s3|gs)://')",
             message="model.credentialsSecretRef is only allowed for hf://, s3:// and gs:// models; for a registry, "
             "use imagePullSecrets of the ServiceAccount that has the resource's name",
+        ),
+        Rule(
+            rule="!has(self.adapters) || self.adapters.all(a, "
+            "(!has(self.servedName) || a.name != self.servedName) && !(has(self.aliases) && a.name in self.aliases))",
+            message="model.adapters[].name must differ from model.servedName and model.aliases: a request names "
+            "either the model or an adapter",
         ),
     )
 
@@ -88,6 +95,16 @@ class ModelSpec(ApiBlock):
         max_length=8,
         description="aliases are additional model names that clients can send in requests. If empty, only servedName "
         "is accepted.",
+    )
+    adapters: Annotated[
+        tuple[AdapterSpec, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(
+        default=(),
+        max_length=MOST,
+        description="adapters is a list of LoRA adapters, which all replicas load without a restart. Only the first "
+        "adapter and the removal of the last one replace the pods, unless engine.adapters.maxLoaded is set. If empty, "
+        "there are none.",
     )
     credentials_secret_ref: SecretRef | None = Field(
         default=None,
@@ -643,8 +660,8 @@ class Availability(ApiBlock):
         default=True,
         description="networkPolicy indicates whether a NetworkPolicy is created. It allows the gateway and pods of "
         "the same namespace to reach the API port. It allows the operator, the gateway and the installation's metrics "
-        "peers to reach the admin port. Egress is denied, except to DNS and the model's source for pods that "
-        "download. If false, traffic is not restricted. Defaults to true.",
+        "peers to reach the admin port. Egress is denied, except to DNS and the sources of models and adapters for "
+        "pods that download. If false, traffic is not restricted. Defaults to true.",
     )
 
 
@@ -709,6 +726,11 @@ class Spec(ApiBlock):
             rule="self.resources.gpu.count == 0 || !has(self.engine.speculation.model)",
             message="engine.speculation.model requires a CPU: on a GPU, speculation.method can be ngram; set it, or "
             "set resources.gpu.count to 0",
+        ),
+        Rule(
+            rule="!has(self.engine.adapters.maxLoaded) || self.engine.adapters.maxLoaded > 0 || "
+            "!has(self.model.adapters) || size(self.model.adapters) == 0",
+            message="model.adapters requires engine.adapters.maxLoaded of at least 1; leave maxLoaded out, or raise it",
         ),
         Rule(
             rule="self.resources.gpu.count == 0 || !has(self.engine.kv.memoryPercent)",
@@ -823,5 +845,11 @@ ROOT_RULES = (
         rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
         message="metadata.name must start with a letter and contain only lower-case letters, digits and '-': a "
         "Service gets the same name",
+    ),
+    Rule(
+        rule="!has(self.spec) || has(self.spec.model.servedName) || !has(self.spec.model.adapters) || "
+        "self.spec.model.adapters.all(a, a.name != self.metadata.name)",
+        message="model.adapters[].name must differ from metadata.name, which is the name of the model without "
+        "model.servedName",
     ),
 )

@@ -29,6 +29,7 @@ RESERVED_FLAGS = (
     "drain-timeout",
     "tensor-parallel-size",
     "speculation-model",
+    "adapters-file",
 )
 _VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 
@@ -103,8 +104,9 @@ class DraftModelSpec(ApiBlock):
         max_length=128,
         pattern=REVISION,
         description="revision is the revision of the draft model to download: a branch, tag or commit for `hf://`, and "
-        "a hash for `s3://` and `gs://`. Each pod resolves a branch when it starts. If unset, it is the branch main of "
-        "a hub repository, or the files that the bucket has. Not allowed for other schemes.",
+        "a hash for `s3://` and `gs://`. If unset, it is the branch main of a hub repository, or the files that the "
+        "bucket has. A branch or tag is resolved to a commit once, and all replicas load that commit. Not allowed for "
+        "other schemes.",
     )
 
 
@@ -133,6 +135,11 @@ class SpeculationSpec(ApiBlock):
         description="model is the draft model of method draft: a smaller model of the same family. Each block of the "
         "KV cache pool then has room for the K and V of both models. If unset, there is no draft model.",
     )
+
+
+@with_knobs("adapters")
+class AdapterLimits(ApiBlock):
+    """How many LoRA adapters a replica holds, and how large they may be."""
 
 
 class KeyRef(ApiBlock):
@@ -288,6 +295,9 @@ class EngineSpec(EngineKnobs):
     speculation: SpeculationSpec = Field(
         default=SpeculationSpec(),
         description="speculation defines how guessed tokens are verified, several in one step.",
+    )
+    adapters: AdapterLimits = Field(
+        default=AdapterLimits(), description="adapters defines how many LoRA adapters a replica holds, and their size."
     )
     scheduler: SchedulerSpec = Field(
         default=SchedulerSpec(), description="scheduler defines the limits of an engine step and of the request queue."

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from octavo_operator.api.base import ApiBlock, Time
+from octavo_operator.api.v1alpha1_adapters import MOST
 
 
 class Condition(ApiBlock):
@@ -103,6 +104,47 @@ class CapacityStatus(ApiBlock):
     )
 
 
+class DraftModelStatus(ApiBlock):
+    """DraftModelStatus is the result of the inspection of the draft model."""
+
+    identity: str = Field(
+        max_length=16, description="identity is a hash of the uri, the revision and the name of the Secret."
+    )
+    resolved_revision: str | None = Field(
+        default=None,
+        max_length=128,
+        description="resolvedRevision is the revision that every replica loads, as status.model.resolvedRevision is "
+        "for the model. It is unset for `pvc://`, and if a registry gives no digest.",
+    )
+    architecture: str | None = Field(
+        default=None,
+        max_length=128,
+        description="architecture is the model family, for example llama. It is unset if it is unknown.",
+    )
+    parameters: int | None = Field(
+        default=None,
+        ge=0,
+        description="parameters is the number of parameters of the draft model. It is unset if it is unknown.",
+    )
+    format: str | None = Field(
+        default=None,
+        max_length=128,
+        description="format is the format of its linear layers, as status.model.format is for the model. It is unset "
+        "if it is unknown.",
+    )
+    weights_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="weightsBytes is the memory of its weights in one replica, in bytes. It is unset if it is unknown.",
+    )
+    kv_bytes_per_token: int | None = Field(
+        default=None,
+        ge=0,
+        description="kvBytesPerToken is the memory of one token in its part of a block of the KV cache pool, in bytes. "
+        "It is unset if it is unknown.",
+    )
+
+
 class ModelStatus(ApiBlock):
     """ModelStatus is the result of the model inspection, which takes place before pods are created."""
 
@@ -157,6 +199,47 @@ class ModelStatus(ApiBlock):
         ge=0,
         description="contextLength is the maximum length of a sequence that the model supports, in tokens. It is "
         "unset if it is unknown.",
+    )
+    draft: DraftModelStatus | None = Field(
+        default=None,
+        description="draft is the result of the inspection of the draft model. It is unset without "
+        "spec.engine.speculation.model.",
+    )
+
+
+class AdapterStatus(ApiBlock):
+    """AdapterStatus is the state of one adapter of spec.model.adapters."""
+
+    name: str = Field(max_length=128, description="name is the name of the adapter.")
+    revision: str | None = Field(
+        default=None,
+        max_length=160,
+        description="revision is the revision that every replica loads, as status.model.resolvedRevision is for the "
+        "model. It is unset until the adapter was inspected.",
+    )
+    rank: int | None = Field(
+        default=None,
+        ge=0,
+        description="rank is the largest rank of its matrices. It is unset if it is unknown.",
+    )
+    file_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="fileBytes is the size of the adapter's weights, in bytes. It is unset if it is unknown.",
+    )
+    state: Literal["Pending", "Loading", "Ready", "Failed"] = Field(
+        description="state is the state of the adapter. It is Pending until it was inspected and a replica is ready, "
+        "Loading until a replica can use it, Ready from then on, or Failed."
+    )
+    ready_replicas: int = Field(
+        default=0,
+        ge=0,
+        description="readyReplicas is the number of ready replicas that can use the adapter. Defaults to 0.",
+    )
+    message: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="message is a human-readable explanation of the state. It is unset if there is nothing to do.",
     )
 
 
@@ -280,6 +363,14 @@ class LLMDeploymentStatus(ApiBlock):
         default=None,
         description="model is the result of the model inspection. It is unset until the model was inspected.",
     )
+    adapters: Annotated[
+        tuple[AdapterStatus, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+    ] = Field(
+        default=(),
+        max_length=MOST,
+        description="adapters are the states of spec.model.adapters. It is empty if there are none.",
+    )
     capacity: CapacityStatus | None = Field(
         default=None,
         description="capacity is the measured and the estimated capacity of one replica. It is unset if neither is "
@@ -302,6 +393,6 @@ class LLMDeploymentStatus(ApiBlock):
         default=(),
         max_length=16,
         description="conditions are the latest observations of the state: Ready, Available, Progressing, Degraded, "
-        "SpecValid, ModelResolved, CacheReady, Scheduled and ScalingActive. It is empty until the operator has read "
-        "the spec.",
+        "SpecValid, ModelResolved, CacheReady, Scheduled and ScalingActive, and AdaptersReady if there are adapters. "
+        "It is empty until the operator has read the spec.",
     )

@@ -189,9 +189,11 @@ class AutoscaleLoop:
         decides = _decides(tracked.owner)
         time = self._timer()
         tracked.due = time + self._intervals[decides]
+        adapters = tracked.load.adapters if tracked.load else {}
         tracked.load = summary(tracked.owner, tracked.pods, tracked.reports, self._sampling.gateways, now)
         self._metrics.states.load(key.namespace, key.name, tracked.load)
         changed = self._decide(key, tracked, now) if decides else False
+        changed |= tracked.load.adapters != adapters  # rare, and someone waits for a new one
         shown = _shown(tracked.load)
         if changed or (shown != tracked.shown and time - tracked.shown_at >= self._load_update_seconds()):
             tracked.shown, tracked.shown_at = shown, time

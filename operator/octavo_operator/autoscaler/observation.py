@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -15,7 +16,7 @@ from octavo_operator.metrics.state import AutoscalerEstimates
 from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.observe.diagnosis import HOPELESS
 from octavo_operator.observe.pods import Pod
-from octavo_operator.status.input import Load
+from octavo_operator.status.input import AdapterReplicas, Load
 from octavo_protocol.load import CanaryTraffic, GatewayReport, LoadReport, ModelTraffic, TrackTraffic
 
 IDLE_SECONDS = 900
@@ -104,7 +105,24 @@ def summary(
         kv_tokens=serving[0].blocks_total * serving[0].block_size if serving else None,
         cold_start=_cold_start(pods, fresh),
         evidence=_evidence(model.canary for model in traffic if model is not None and model.canary is not None),
+        adapters=_adapters(
+            {pod.name: fresh[pod.name] for pod in pods if pod.ready and pod.active and pod.name in fresh}
+        ),
     )
+
+
+def _adapters(serving: Mapping[str, LoadReport]) -> dict[tuple[str, str], AdapterReplicas]:
+    """The replicas that have each adapter, by its name and source."""
+    ready: Counter[tuple[str, str]] = Counter()
+    failures: dict[tuple[str, str], dict[str, str]] = {}
+    for pod, report in sorted(serving.items()):
+        for adapter in report.adapters:
+            key = (adapter.name, adapter.source)
+            ready[key] += adapter.state not in ("loading", "failed")
+            failed = failures.setdefault(key, {})
+            if adapter.failure:
+                failed[pod] = adapter.failure
+    return {key: AdapterReplicas(count, failures[key]) for key, count in ready.items()}
 
 
 def estimates(decision: Decision) -> AutoscalerEstimates:

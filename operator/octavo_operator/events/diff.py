@@ -35,6 +35,7 @@ def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
         found.append(Event(warning, new["reason"], new["message"]))
     found += _rollout(_condition(before, "Progressing"), _condition(after, "Progressing"))
     found += _warnings(before, after, {item.reason for item in found})
+    found += _adapters(before, after)
     known = before.get("autoscaling", {}).get("history", [])
     for change in after.get("autoscaling", {}).get("history", []):
         if change not in known:
@@ -42,6 +43,21 @@ def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
             text = f"{change['from']} to {change['to']} replicas ({change['reason']}): {change['inputs']}"
             found.append(Event(False, reason, text))
     return tuple(found)
+
+
+def _adapters(before: Json, after: Json) -> list[Event]:
+    """Adapters that replicas can use now, and those that failed."""
+    known = {adapter["name"]: adapter for adapter in before.get("adapters", ())}
+    found: list[Event] = []
+    for adapter in after.get("adapters", ()):
+        old, state = known.get(adapter["name"], {}), adapter["state"]
+        if (old.get("state"), old.get("revision")) == (state, adapter.get("revision")):
+            continue
+        if state == "Ready":
+            found.append(Event(False, "AdapterReady", f"replicas can use adapter {adapter['name']}"))
+        elif state == "Failed":
+            found.append(Event(True, "AdapterFailed", f"adapter {adapter['name']}: {adapter['message']}"))
+    return found
 
 
 def _warnings(before: Json, after: Json, reported: set[str]) -> list[Event]:

@@ -16,7 +16,7 @@ from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import seconds
 from octavo_operator.observe import gpu_fit
 from octavo_operator.observe.messages import creation_cause, final_message, pull_cause, short
-from octavo_operator.resources import config, source
+from octavo_operator.resources import config, draft, source
 from octavo_operator.resources.deployment import EXIT_SECONDS, SERVER
 
 # All reasons, worst first: those that waiting does not resolve come before those that it may.
@@ -25,6 +25,7 @@ REASONS = (
     "Unauthorized",
     "UnknownArchitecture",
     "InvalidModel",
+    "DraftModelMismatch",
     "CacheNotWritable",
     "ClaimNotFound",
     "StorageClassNotFound",
@@ -242,9 +243,9 @@ def _pull(name: str, message: str, body: Json, owner: LLMDeployment) -> tuple[st
 def _models(owner: LLMDeployment) -> list[tuple[str, str, ModelSource]]:
     """The field, URI and source of the model, and of the draft model if there is one."""
     models = [("spec.model.uri", owner.spec.model.uri, owner.source)]
-    draft, found = owner.spec.engine.speculation.model, source.draft(owner.spec)
-    if draft is not None and found is not None:
-        models.append(("spec.engine.speculation.model.uri", draft.uri, found))
+    guessing, found = owner.spec.engine.speculation.model, draft.of(owner.spec)
+    if guessing is not None and found is not None:
+        models.append(("spec.engine.speculation.model.uri", guessing.uri, found))
     return models
 
 
@@ -255,8 +256,8 @@ def _crash(pod: str, name: str, ended: Json, owner: LLMDeployment, events: Seque
         return "OOMKilled", short(_memory(name, owner))
     if "No space left on device" in words:
         return "DiskFull", short(f"container {name} ran out of disk space: {words}; {logs}")
-    if name in {source.PREFETCH, source.PREFETCH_DRAFT}:
-        field, uri, _ = _models(owner)[name == source.PREFETCH_DRAFT]
+    if name in {source.PREFETCH, draft.PREFETCH}:
+        field, uri, _ = _models(owner)[name == draft.PREFETCH]
         return "ModelPullFailed", short(
             f"{field}: {uri!r} cannot be downloaded: {words or f'exit code {code}; {logs}'}"
         )

@@ -58,6 +58,19 @@ def _setting(spec: Spec, found: ModelReport) -> SpecRefusal | None:
         return SpecRefusal(
             "QuantizationConflict", f"spec.engine.quantization: {no_effect(settings.quantization)}{_is(found)}"
         )
+    if settings.speculation != "none" and (found.state_bytes or found.whole_prompts):
+        why = "state layers, whose states cannot go back to before a wrong guess"
+        return SpecRefusal(
+            "SpeculationUnsupported",
+            f"spec.engine.speculation.method: {found.architecture} "
+            f"{f'has {why}' if found.state_bytes else 'is an encoder and generates no text'}; leave speculation out",
+        )
+    if settings.max_loaded_adapters and found.architecture and not (found.kv_elements_per_token or found.state_bytes):
+        return SpecRefusal(
+            "AdaptersUnsupported",
+            f"spec.model.adapters: transformers computes {found.architecture}, and takes no adapters here; leave "
+            "adapters and spec.engine.adapters.maxLoaded out",
+        )
     if spec.resources.gpu.count and found.whole_prompts:
         return SpecRefusal(
             "GpuUnsupported",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.memory_estimate import adapter_bytes
 from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
@@ -36,6 +37,7 @@ _SIZING = frozenset(
         *("kv-memory", "kv-dtype", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
         *("block-size", "profile", "device", "backend", "quantization", "cuda-graphs", "no-cuda-graphs"),
         *("chunked-prefill", "no-chunked-prefill", "state-snapshots"),
+        *("max-loaded-adapters", "max-adapter-rank"),
     }
 )
 
@@ -49,6 +51,7 @@ class GpuEstimate(PoolEstimate):
 
     card: Card | None
     weights: int
+    adapters: int = 0
     working: int
     graphs: int
     reserve: int
@@ -57,7 +60,7 @@ class GpuEstimate(PoolEstimate):
     @property
     def total(self) -> int:
         """All bytes, with the CUDA context and what stays free."""
-        return self.weights + self.kv + self.working + self.graphs + self.reserve
+        return self.weights + self.adapters + self.kv + self.working + self.graphs + self.reserve
 
 
 def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -104,7 +107,8 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     graphs = 0 if settings.cuda_graphs is False or not gpu.graphs else _GRAPHS + _GRAPH * graph_count(rows, tokens)
     memory = card.memory if card else 0
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
-    room = memory - weights - working - graphs - reserve
+    adapters = adapter_bytes(settings, found)
+    room = memory - weights - adapters - working - graphs - reserve
     useful = rows * blocks_held(kinds, longest, chunk, block_size) * block
     useful += most_useful(rows, found.state_bytes, settings.state_snapshots)
     pool = settings.kv_memory or max(0, min(room, useful))
@@ -124,6 +128,7 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     return GpuEstimate(
         card=card,
         weights=weights,
+        adapters=adapters,
         kv=kv,
         working=working,
         graphs=graphs,

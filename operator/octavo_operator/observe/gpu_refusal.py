@@ -50,6 +50,7 @@ def gpu_refusal(spec: Spec, found: ModelReport, expected: GpuEstimate) -> str:
     parts = [
         f"the weights take {mib(expected.weights)}{_format(found)}",
         f"the KV pool {size}{mib(pool)}{use}",
+        *([f"{settings.max_loaded_adapters} adapters {mib(expected.adapters)}"] if expected.adapters else []),
         f"working memory {mib(expected.working)}",
         *([f"CUDA graphs {mib(expected.graphs)}"] if expected.graphs else []),
         f"the CUDA context and a reserve {mib(expected.reserve)}",
@@ -92,6 +93,8 @@ def _ways(gpu: Gpu, settings: EngineSettings, found: ModelReport, expected: GpuE
         yield f"set spec.engine.parallelism.tensor and spec.resources.gpu.count to {ranks}"
     if settings.max_running_requests is None and _would_fit(replace(settings, profile="latency"), found, card):
         yield "set spec.engine.profile to latency"
+    if expected.adapters:
+        yield "lower spec.engine.adapters.maxLoaded or maxRank"
     room = expected.room // expected.block * expected.block
     sequence = expected.sequence if settings.max_model_len else 0
     if settings.kv_memory and room >= max(expected.least, sequence):

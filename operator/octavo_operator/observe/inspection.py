@@ -11,7 +11,8 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.messages import short
 from octavo_operator.observe.pods import Pod, Problem, observe_pod
-from octavo_operator.resources import model_job, source
+from octavo_operator.resources import draft, model_job, source
+from octavo_operator.resources.model_job import Pins
 from octavo_protocol import names
 from octavo_protocol.model import ModelFailure, ModelReport, decode_inspection, encode_inspection
 
@@ -22,13 +23,14 @@ UNKNOWN = ModelReport()
 class Inspection:
     """The newest pod of the Job. `message`: its last termination message; `done`: it succeeded.
 
-    `digest`: of the model's image, where the kubelet reports it (feature gate ImageVolumeWithDigest).
+    `digests`: of the images of the model and of the draft model, where the kubelet reports them (feature gate
+    ImageVolumeWithDigest).
     """
 
     pod: Pod
     message: str = ""
     done: bool = False
-    digest: str = ""
+    digests: Pins = Pins()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,11 @@ def is_inspection(pod: Json) -> bool:
 
 
 def observe_inspection(
-    bodies: Sequence[Json], owner: LLMDeployment, job: str, events: Sequence[Json]
+    bodies: Sequence[Json],
+    owner: LLMDeployment,
+    job: str,
+    events: Sequence[Json],
+    container: str = model_job.CONTAINER,
 ) -> Inspection | None:
     """The inspection from the pods of the Job named `job`; `events`: warnings about them."""
     own = [body for body in bodies if body["metadata"].get("labels", {}).get("batch.kubernetes.io/job-name") == job]
@@ -71,28 +77,28 @@ def observe_inspection(
     uid = newest["metadata"]["uid"]
     about = [event for event in events if event.get("involvedObject", {}).get("uid") == uid]
     return Inspection(
-        pod=observe_pod(newest, owner, about, main=model_job.CONTAINER),
-        message=_final_message(newest),
+        pod=observe_pod(newest, owner, about, main=container),
+        message=_final_message(newest, container),
         done=newest.get("status", {}).get("phase") == "Succeeded",
-        digest=_image_digest(newest),
+        digests=Pins(_image_digest(newest, source.VOLUME), _image_digest(newest, draft.VOLUME)),
     )
 
 
-def _container(body: Json) -> Json:
+def _container(body: Json, name: str = model_job.CONTAINER) -> Json:
     statuses = body.get("status", {}).get("containerStatuses", [])
-    return next((c for c in statuses if c["name"] == model_job.CONTAINER), {})
+    return next((c for c in statuses if c["name"] == name), {})
 
 
-def _image_digest(body: Json) -> str:
+def _image_digest(body: Json, volume: str) -> str:
     mounts = _container(body).get("volumeMounts") or []
-    status: Json = next((mount.get("volumeStatus") or {} for mount in mounts if mount["name"] == source.VOLUME), {})
+    status: Json = next((mount.get("volumeStatus") or {} for mount in mounts if mount["name"] == volume), {})
     # An identity without a repository cannot be pulled.
     _, _, digest = (status.get("image") or {}).get("imageRef", "").partition("@")
     return str(digest)
 
 
-def _final_message(body: Json) -> str:
-    container = _container(body)
+def _final_message(body: Json, name: str) -> str:
+    container = _container(body, name)
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     message: str = ended.get("message", "")
     return message
@@ -119,29 +125,41 @@ def resolve(
         refused = next(iter(inspection_problems), None)
         return InspectionFailed(refused.reason, refused.message) if refused else Pending()
     if inspection.done:
-        return _resolved(inspection.message, inspection.digest if owner.source.tagged else "")
+        guessing, digests = draft.of(owner.spec), inspection.digests
+        tagged = guessing is not None and guessing.tagged
+        return _resolved(
+            inspection.message, Pins(digests.model if owner.source.tagged else "", digests.draft if tagged else "")
+        )
     return _failed(owner, inspection)
 
 
-def recorded_revision(owner: LLMDeployment, templates: Sequence[Json]) -> str:
-    """The revision in the newest record about the model that has one, or an empty string."""
-    found = map(_read, _recorded(owner, templates))
-    return next((one.revision for one in found if isinstance(one, ModelReport) and one.revision), "")
+def recorded_pins(owner: LLMDeployment, templates: Sequence[Json]) -> Pins:
+    """The revision of each of the spec's models in the newest record about it that has one."""
+    records = [record for template in templates if (record := model_job.recorded(owner, template)) is not None]
+    models = (found.revision for record in records if record.of_model and (found := _report(record.report)))
+    drafts = (found.draft for record in records if record.of_draft and (found := _report(record.report)))
+    return Pins(
+        next((revision for revision in models if revision), ""),
+        next((found.revision for found in drafts if found is not None and found.revision), ""),
+    )
 
 
 def _recorded(owner: LLMDeployment, templates: Sequence[Json]) -> Iterator[str]:
-    return (found for template in templates if (found := model_job.recorded(owner, template)) is not None)
+    """The reports about the spec's models."""
+    records = (model_job.recorded(owner, template) for template in templates)
+    return (record.report for record in records if record is not None and record.of_model and record.of_draft)
 
 
 def _incomplete(owner: LLMDeployment, report: str) -> bool:
     """True if another inspection may find more: the digest of a tag, or what an older image did not report."""
-    found = _read(report)
-    if not isinstance(found, ModelReport):
+    found = _report(report)
+    if found is None:
         return False
     older = found.kv_elements_per_token > 0 and found.gpu is None
     # A Job may wait without end for a volume that replicas mount on their node.
     volume = owner.cache_claim or owner.source.scheme == "pvc"
-    return bool(found.unresolved) or (older and not volume)
+    unresolved = found.unresolved or (found.draft is not None and found.draft.unresolved)
+    return bool(unresolved) or (older and not volume)
 
 
 def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) -> Model:
@@ -170,14 +188,18 @@ def waiting(owner: LLMDeployment, claim: Json | None, events: Sequence[Json]) ->
     return InspectionFailed("ClaimPending", short(f"PersistentVolumeClaim {name!r} gets no volume: {message}"))
 
 
-def _resolved(report: str, digest: str = "") -> Resolved:
-    """`digest`: of the image that was inspected, which is more certain than the registry's answer to its tag."""
-    found = _read(report)
-    if digest:
-        known = found if isinstance(found, ModelReport) else UNKNOWN
-        found = msgspec.structs.replace(known, revision=digest, unresolved="")
-        report = encode_inspection(found).decode()
-    return Resolved(report, found) if isinstance(found, ModelReport) else Resolved("", UNKNOWN)
+def _resolved(text: str, digests: Pins = Pins()) -> Resolved:  # noqa: B008 - frozen
+    """`digests`: of inspected images, which are more certain than the registry's answers to their tags."""
+    found = _report(text)
+    if digests != Pins():
+        found = _at_digest(found or UNKNOWN, digests.model)
+        found = msgspec.structs.replace(found, draft=found.draft and _at_digest(found.draft, digests.draft))
+        text = encode_inspection(found).decode()
+    return Resolved(text, found) if found is not None else Resolved("", UNKNOWN)
+
+
+def _at_digest(found: ModelReport, digest: str) -> ModelReport:
+    return msgspec.structs.replace(found, revision=digest, unresolved="") if digest else found
 
 
 def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
@@ -185,9 +207,17 @@ def _failed(owner: LLMDeployment, inspection: Inspection) -> Model:
     if isinstance(found, ModelFailure):
         secret = owner.spec.model.credentials_secret_ref
         given = f" (current Secret: {secret.name!r})" if secret and found.reason == "Unauthorized" else ""
-        return InspectionFailed(found.reason, f"spec.model: {owner.spec.model.uri!r}: {found.message}{given}")
+        field, model = "spec.model", owner.spec.model.uri
+        if found.draft and owner.spec.engine.speculation.model is not None:
+            field, model = "spec.engine.speculation.model", owner.spec.engine.speculation.model.uri
+        return InspectionFailed(found.reason, f"{field}: {model!r}: {found.message}{given}")
     problem = next(iter(inspection.pod.problems), None)
     return InspectionFailed(problem.reason, problem.message) if problem else Pending()
+
+
+def _report(message: str) -> ModelReport | None:
+    found = _read(message)
+    return found if isinstance(found, ModelReport) else None
 
 
 def _read(message: str) -> ModelReport | ModelFailure | None:

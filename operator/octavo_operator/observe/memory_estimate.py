@@ -21,27 +21,34 @@ PROCESSES = 160 << 20
 _BLOCK_SIZE = 16
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
+# Most adapters are far smaller than they may be: memory for them is at most this part of what is free.
+_MOST_ADAPTERS = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
     *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
-    *("speculation", "speculation-model"),
+    *("speculation", "speculation-model", "max-loaded-adapters", "max-adapter-rank"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(PoolEstimate):
-    """Bytes of one replica in RAM at full use."""
+    """Bytes of one replica in RAM at full use. `draft` of `weights` are those of the draft model.
+
+    `adapters` are reserved for the largest adapters that may be loaded.
+    """
 
     limit: int
     weights: int
+    draft: int = 0
+    adapters: int = 0
     activations: int
     swap: int
 
     @property
     def total(self) -> int:
         """Total bytes, with the processes."""
-        return PROCESSES + self.weights + self.kv + self.activations + self.swap
+        return PROCESSES + self.weights + self.adapters + self.kv + self.activations + self.swap
 
 
 def kv_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
@@ -54,13 +61,20 @@ def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
     return found.weights.get(settings.dtype if settings.quantization == "auto" else settings.quantization)
 
 
+def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
+    """Bytes of loaded adapters that change all matrices with the largest rank."""
+    size = 4 if settings.dtype == "float32" else 2
+    return settings.max_loaded_adapters * settings.max_adapter_rank * found.adapter_elements * size
+
+
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     """The estimate for a replica with this memory limit; None where only the server can tell."""
     settings = spec.engine.settings
     if spec.resources.gpu.count:
         return None  # weights and KV are on the GPU (`gpu_memory`)
-    if spec.engine.speculation.model is not None:
-        return None  # the draft model is not inspected
+    drafts = _draft(spec, found)
+    if drafts is None:
+        return None
     weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and token and found.max_length) or given & set(_SIZING):
@@ -70,14 +84,16 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     running = settings.max_running_requests or profile.max_running_requests
     block_size = settings.block_size or _BLOCK_SIZE
     kinds = found.kv_tables
-    block = token * block_size // table_count(kinds)
+    # Each block has one of the draft model. A sequence has a block of each table for the same tokens.
+    block = (token // table_count(kinds) + drafts.token) * block_size
     length = min(settings.max_model_len or found.max_length, found.max_length)
     chunked = settings.chunked_prefill and not found.whole_prompts
     chunk = _batched(settings, running, length, chunked=chunked)
     useful = running * blocks_held(kinds, length, chunk, block_size) * block
     if found.whole_prompts:
         useful = (-(-chunk // block_size) + 2 * running) * block
-    pool = _pool(settings, limit, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
+    reserved = min(adapter_bytes(settings, found), max(0, limit - PROCESSES) // _MOST_ADAPTERS)
+    pool = _pool(settings, limit - reserved, useful + most_useful(running, found.state_bytes, settings.state_snapshots))
     states = state_slots(
         pool,
         running,
@@ -94,11 +110,12 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     tokens = _batched(settings, running, length, chunked=chunked)
     return Estimate(
         limit=limit,
-        weights=weights,
+        weights=weights + drafts.weights,
+        draft=drafts.weights,
+        adapters=reserved,
         kv=kv,
-        activations=found.token_bytes * tokens
-        + found.row_bytes * (running + guessed_rows(settings, running) + threads(spec))
-        + found.thread_bytes * threads(spec)
+        activations=_working(spec, found, tokens, running + guessed_rows(settings, running))
+        + _working(spec, drafts.found, tokens, running)
         + _TOKEN_BYTES * running * length,
         swap=0 if found.whole_prompts else _swap(settings, kv),
         sequence=blocks_held(kinds, length, chunk, block_size) * block + states.nbytes,
@@ -109,6 +126,31 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         tables=kinds,
         chunk=chunk,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """The report on the draft model; bytes of its weights, and of its part of a token in a block."""
+
+    found: ModelReport
+    weights: int
+    token: int
+
+
+def _draft(spec: Spec, found: ModelReport) -> _Draft | None:
+    """The draft model, which takes nothing if there is none; None if its sizes are unknown."""
+    settings, draft = spec.engine.settings, found.draft
+    if spec.engine.speculation.model is None:
+        return _Draft(ModelReport(), weights=0, token=0)
+    if draft is None:
+        return None
+    weights, token = draft.weights.get(settings.dtype), kv_bytes(settings, draft)  # `quantization` is for the model
+    return _Draft(draft, weights, token) if weights and token else None
+
+
+def _working(spec: Spec, found: ModelReport, tokens: int, rows: int) -> int:
+    """Buffers of a model's steps of so many tokens, of which so many are sampled."""
+    return found.token_bytes * tokens + found.row_bytes * (rows + threads(spec)) + found.thread_bytes * threads(spec)
 
 
 def _batched(settings: EngineSettings, running: int, length: int, *, chunked: bool) -> int:
@@ -159,11 +201,14 @@ def _too_little(spec: Spec, found: Estimate) -> str:
         tokens = found.tokens_in(room)
         pool = f"spec.engine.kv.memory to {mib(room, up=False)}{_in_place(settings)}"
         ways.append(f"lower spec.engine.maxModelLen to {tokens} and {pool}")
+    if found.adapters:
+        ways.append("lower spec.engine.adapters.maxLoaded or maxRank")
     longest = f"one sequence of {found.length} tokens takes {mib(found.sequence)}{found.of_states}"
     parts = [
-        f"the weights take {mib(found.weights)}",
+        f"the weights take {mib(found.weights)}{f' ({mib(found.draft)} of the draft model)' if found.draft else ''}",
         f"the KV pool {mib(found.kv)} ({longest})",
         f"working memory {mib(found.activations)}",
+        *([f"{settings.max_loaded_adapters} adapters {mib(found.adapters)}"] if found.adapters else []),
         *([f"swapped KV {mib(found.swap)}"] if found.swap else []),
         f"the processes {mib(PROCESSES)}",
     ]

@@ -9,6 +9,7 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.times import rfc3339, seconds
 from octavo_operator.observe.diagnosis import Problem, pod_problems
+from octavo_operator.resources.adapters import ANNOTATION_LIST
 from octavo_operator.resources.common import LABEL_REVISION
 from octavo_operator.resources.deployment import SERVER, config_name
 from octavo_protocol import names
@@ -21,7 +22,7 @@ class Pod:
     """One pod of the deployment. Times are Unix seconds.
 
     `loaded`: the server container has started, so the weights are loaded. `drain_requested_at`: when it was chosen to
-    be removed, None if it was not.
+    be removed, None if it was not. `adapter_list`: the hash of the list of adapters that its object names.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Pod:
     canary: bool = False
     restarts: int = 0
     drain_requested_at: float | None = None
+    adapter_list: str = ""
     problems: tuple[Problem, ...] = field(default=())
 
     @property
@@ -68,5 +70,6 @@ def observe_pod(body: Json, owner: LLMDeployment, events: Sequence[Json], main: 
         canary=meta.get("labels", {}).get(names.LABEL_TRACK) == names.TRACK_CANARY,
         restarts=server.get("restartCount", 0),
         drain_requested_at=seconds(annotations.get(names.ANNOTATION_DRAINING)),
+        adapter_list=annotations.get(ANNOTATION_LIST, ""),
         problems=() if ready else pod_problems(body, owner, events),
     )

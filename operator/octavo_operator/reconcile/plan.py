@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
+from octavo_operator.observe.adapters import InspectedAdapter, inspected_adapters, wanted_list
 from octavo_operator.observe.diagnosis import HOPELESS
 from octavo_operator.observe.fit import MemoryFit, expected, refusal
 from octavo_operator.observe.gpu_fit import Card
@@ -17,18 +18,28 @@ from octavo_operator.observe.inspection import (
     InspectionFailed,
     Model,
     Resolved,
-    recorded_revision,
+    recorded_pins,
     resolve,
     waiting,
 )
 from octavo_operator.observe.pods import Pod, Problem
-from octavo_operator.resources import cache, config, model_job, protection, revision, services
+from octavo_operator.resources import (
+    adapter_job,
+    adapters,
+    cache,
+    config,
+    draft,
+    model_job,
+    protection,
+    revision,
+    services,
+)
 from octavo_operator.resources import deployment as deployments
 from octavo_operator.resources.common import LABEL_REVISION, Installation, canary_name
 from octavo_operator.resources.config import quantity
 from octavo_operator.resources.revision import Revision
 from octavo_operator.rollout.plan import RolloutInput, RolloutPlan, deadline, plan_rollout
-from octavo_operator.rollout.replicas import DrainAnnotations, Scale, scale, wanted
+from octavo_operator.rollout.replicas import PodAnnotations, Scale, scale, wanted
 from octavo_operator.status.input import Load, Scaling, StatusInput
 from octavo_operator.status.status import next_status
 from octavo_protocol import names
@@ -38,6 +49,8 @@ ANNOTATION_APPLIED = f"{names.API_GROUP}/applied"
 ChildId = tuple[str, str]
 EVENTS_SECONDS = 15.0
 CARDS_SECONDS = 60.0
+# Inspections of adapters that run at the same time.
+_ADAPTER_JOBS = 4
 _LIST_KEYS = ("name", "mountPath", "uid")
 _QUANTITY = re.compile(QUANTITY)
 
@@ -46,7 +59,8 @@ _QUANTITY = re.compile(QUANTITY)
 class Observed:
     """Observed state: children by (kind, name), pods, and the autoscaler's latest load and decision.
 
-    `versions`: resource versions of all objects that were read, by uid. `inspection_problems`: why the model inspection
+    `adapter_inspections`: those of adapters, by the name of their Job. `versions`: resource versions of all objects
+    that were read, by uid. `inspection_problems`: why the model inspection
     Job has no pod. `refused`: the API server's message when it refused the actions planned for this state. `cards`:
     GPUs of the nodes on which the pods may run; None if they are unknown.
     """
@@ -54,6 +68,7 @@ class Observed:
     children: Mapping[ChildId, Json] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
     inspection: Inspection | None = None
+    adapter_inspections: Mapping[str, Inspection] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
     inspection_problems: tuple[Problem, ...] = ()
     claim_events: Sequence[Json] = ()
@@ -79,7 +94,7 @@ class Delete:
     uid: str
 
 
-Action = Apply | Delete | DrainAnnotations
+Action = Apply | Delete | PodAnnotations
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +140,8 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     target = wanted(owner.spec, current, recommended)
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
+    known = adapters.recorded(observed.children.get(("ConfigMap", adapters.list_name(owner))))
+    inspected = inspected_adapters(owner, known, observed.adapter_inspections)
     model = _model(owner, revisions, observed)
     fit, unfit = MemoryFit(), None
     if isinstance(model, Resolved):
@@ -156,6 +173,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
         current_revision=_newest_served(rollout.revisions.values()),
         inspection=observed.inspection,
         model=model,
+        adapters=inspected,
         fit=fit,
         unfit=unfit,
         conflict=_conflicts(owner, rollout, observed.children),
@@ -168,7 +186,9 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     rolls_to = rollout.stable.name if rollout.stable else owner.revision
     step = scale(current, rollout.replicas, inputs.stable_pods, rolls_to, work, now)
     canary_scale = _scale_canary(rollout, inputs, work, now)
-    actions = _actions(owner, installation, observed, rollout, (step, canary_scale), status, unfit=unfit is not None)
+    actions = _actions(
+        owner, installation, observed, rollout, (step, canary_scale), inspected, status, unfit=unfit is not None
+    )
     # Nodes are not watched, and another GPU may make room.
     another_card = CARDS_SECONDS if unfit and fit.gpu else None
     wait = _soonest(step.wait, canary_scale.wait, rollout.wait, _patience(observed), another_card)
@@ -246,11 +266,16 @@ def _new_revision(
     return Revision(owner.revision, _newest(known) + 1, template, settings["data"])
 
 
-def _pinned(owner: LLMDeployment, known: Mapping[str, Revision]) -> str:
-    """The model revision resolved earlier for this source, so that re-creating a child does not update the model."""
-    status = owner.status.get("model", {})
-    same = status.get("identity") == model_job.identity(owner)
-    return (str(status.get("resolvedRevision", "")) if same else "") or recorded_revision(owner, _templates(known))
+def _pinned(owner: LLMDeployment, known: Mapping[str, Revision]) -> model_job.Pins:
+    """The revisions resolved earlier for these sources, so that re-creating a child does not update a model."""
+    model = owner.status.get("model", {})
+    guessing, recorded = model.get("draft", {}), recorded_pins(owner, _templates(known))
+    same = model.get("identity") == model_job.identity(owner)
+    same_draft = guessing.get("identity") == draft.identity(owner)
+    return model_job.Pins(
+        str(model.get("resolvedRevision", "") if same else "") or recorded.model,
+        str(guessing.get("resolvedRevision", "") if same_draft else "") or recorded.draft,
+    )
 
 
 def _soonest(*delays: float | None) -> float | None:
@@ -260,7 +285,9 @@ def _soonest(*delays: float | None) -> float | None:
 def _patience(observed: Observed) -> float | None:
     """Seconds until the next pass while a pod waits: mount failures appear only in events, which are not watched."""
     pods = observed.pods if observed.inspection is None else (*observed.pods, observed.inspection.pod)
-    inspection_problems = observed.inspection is None and any(kind == "Job" for kind, _ in observed.children)
+    pods += tuple(inspection.pod for inspection in observed.adapter_inspections.values())
+    jobs = {name for kind, name in observed.children if kind == "Job"} - observed.adapter_inspections.keys()
+    inspection_problems = observed.inspection is None and bool(jobs)
     return EVENTS_SECONDS if inspection_problems or any(pod.active and not pod.loaded for pod in pods) else None
 
 
@@ -270,6 +297,7 @@ def _actions(
     observed: Observed,
     rollout: RolloutPlan,
     steps: tuple[Scale, Scale],
+    inspected: tuple[InspectedAdapter, ...],
     status: Json,
     *,
     unfit: bool,
@@ -290,6 +318,10 @@ def _actions(
         bodies.append(model_job.job(owner, installation, _pinned(owner, rollout.revisions), secrets))
     if claim := cache.claim(owner):
         bodies.append(claim)
+    followed = _adapter_list(owner, inspected)
+    bodies += followed
+    if not owner.refusal:
+        bodies += _adapter_jobs(owner, installation, observed, inspected)
     bodies += _serving(owner, observed, rollout, steps, cold_start, stuck(status, observed.pods))
     bodies = [_stamped(body) for body in bodies]
     applies: list[Action] = []
@@ -297,13 +329,45 @@ def _actions(
         present = observed.children.get(_id(body))
         if present is None or (body["kind"] != "Job" and not _covers(present, body)):
             applies.append(Apply(body))
-    kept = {_id(body) for body in bodies if body["kind"] != "Job" or not _outdated(body, observed)}
+    kept = {_id(body) for body in bodies if body["kind"] != "Job" or not _outdated(owner, body, observed)}
     # Drain annotations first: they must be on the pods before `replicas` changes.
     drains = [drain for step in steps for drain in step.drains]
-    return [*drains, *applies, *_deletions(owner, observed, kept)]
+    # After the list, which the kubelet reads when the pod changes.
+    noted = [note for body in followed for note in _noted(observed.pods, adapters.list_digest(body))]
+    return [*drains, *applies, *noted, *_deletions(owner, observed, kept)]
 
 
-def _outdated(job: Json, observed: Observed) -> bool:
+def _adapter_list(owner: LLMDeployment, inspected: tuple[InspectedAdapter, ...]) -> list[Json]:
+    """The list of adapters for the pods, if they take any."""
+    if not adapters.slots(owner.spec):
+        return []
+    found = {each.identity: each.found for each in inspected if each.found is not None}
+    return [adapters.config_map(owner, wanted_list(inspected), found)]
+
+
+def _adapter_jobs(
+    owner: LLMDeployment, installation: Installation, observed: Observed, inspected: tuple[InspectedAdapter, ...]
+) -> list[Json]:
+    """The Jobs of adapters without a record: those that exist, and more up to a number. Those that fail go on."""
+    recorded = adapters.recorded(observed.children.get(("ConfigMap", adapters.list_name(owner))))
+    open_ = {each.identity: each for each in inspected if each.identity not in recorded}
+    made = [adapter_job.job(owner, installation, each.spec) for each in open_.values()]
+    failing = {adapter_job.job_name(owner, each.spec) for each in open_.values() if each.failure}
+    live = [body for body in made if _id(body) in observed.children]
+    room = _ADAPTER_JOBS - sum(body["metadata"]["name"] not in failing for body in live)
+    return [*live, *[body for body in made if body not in live][: max(0, room)]]
+
+
+def _noted(pods: Sequence[Pod], digest: str) -> list[PodAnnotations]:
+    """The pods whose objects do not have the list yet."""
+    return [
+        PodAnnotations(pod.name, {adapters.ANNOTATION_LIST: digest})
+        for pod in pods
+        if pod.active and pod.adapter_list != digest
+    ]
+
+
+def _outdated(owner: LLMDeployment, job: Json, observed: Observed) -> bool:
     """True if the live Job must be replaced by `job`, because a Job's pod template is immutable.
 
     A completed Job is kept for its result, unless its pod, which holds the result, is gone.
@@ -313,7 +377,8 @@ def _outdated(job: Json, observed: Observed) -> bool:
         return False
     ended = any(c["type"] == "Complete" and c["status"] == "True" for c in live.get("status", {}).get("conditions", []))
     if ended:
-        return observed.inspection is None
+        result = observed.adapter_inspections.get(job["metadata"]["name"])
+        return observed.inspection is None if job["metadata"]["name"] == model_job.job_name(owner) else result is None
     before, now = (body["metadata"].get("annotations", {}).get(ANNOTATION_APPLIED) for body in (live, job))
     return bool(before != now)
 
@@ -378,16 +443,17 @@ def _conflicts(owner: LLMDeployment, rollout: RolloutPlan, children: Mapping[Chi
         *_settings(owner, rollout),
         *(revision.controller_revision(owner, known) for known in rollout.revisions.values()),
     ]
-    needed = (*child_ids(owner, made), *map(_id, made))
+    listed = [("ConfigMap", adapters.list_name(owner))] if adapters.slots(owner.spec) else []
+    needed = (*child_ids(owner, made), *map(_id, made), *listed)
     found = [(name, children[name]) for name in needed if name in children and not _is_ours(owner, children[name])]
     if not found:
         return ""
-    listed = ", ".join(f"{kind} {name}" for (kind, name), _ in found)
+    others = ", ".join(f"{kind} {name}" for (kind, name), _ in found)
     references = [ref for _, body in found for ref in body["metadata"].get("ownerReferences", [{}])]
     if all((ref.get("kind"), ref.get("name")) == (names.KIND, owner.name) for ref in references):
-        return f"metadata.name: {listed} belongs to a deleted LLMDeployment of this name and still exists"
+        return f"metadata.name: {others} belongs to a deleted LLMDeployment of this name and still exists"
     return (
-        f"metadata.name: {listed} exists and does not belong to this LLMDeployment; "
+        f"metadata.name: {others} exists and does not belong to this LLMDeployment; "
         "delete or rename it, or use another name"
     )
 

@@ -11,10 +11,13 @@ from octavo_operator.api.resource import Key, LLMDeployment
 from octavo_operator.kube.client import KubeClient
 from octavo_operator.kube.resources import CHILDREN, CONFIG_MAPS, CONTROLLER_REVISIONS, EVENTS, JOBS, PODS
 from octavo_operator.observe.diagnosis import inspection_refusals
-from octavo_operator.observe.inspection import is_inspection, observe_inspection
+from octavo_operator.observe.inspection import Inspection, is_inspection, observe_inspection
 from octavo_operator.observe.pods import Pod, observe_pod, seconds
 from octavo_operator.reconcile.plan import ChildId, Observed, child_ids
 from octavo_operator.reconcile.version_tracker import version_of
+from octavo_operator.resources.adapter_job import COMPONENT
+from octavo_operator.resources.adapter_job import CONTAINER as ADAPTER
+from octavo_operator.resources.adapter_job import job_name as adapter_job_name
 from octavo_operator.resources.cache import KIND
 from octavo_operator.resources.common import selector
 from octavo_operator.resources.model_job import CONTAINER, job_name
@@ -43,9 +46,10 @@ async def observe(client: KubeClient, owner: LLMDeployment, now: float) -> Obser
     }
     children |= {(body["kind"], body["metadata"]["name"]): body for body in (*maps, *revisions, *jobs)}
     inspections = [body for body in bodies if is_inspection(body)]
+    servers = [body for body in bodies if selector(owner).items() <= body["metadata"]["labels"].items()]
     claim = children.get((KIND, owner.cache_claim), {})
     unbound = bool(claim) and claim.get("status", {}).get("phase") != "Bound"
-    events = await _events(client, owner, inspections, [body for body in bodies if not is_inspection(body)], now)
+    events = await _events(client, owner, inspections, servers, now)
     job = children.get(("Job", job_name(owner)))
     if (
         job is not None
@@ -100,9 +104,18 @@ def _assemble(
             if selector(owner).items() <= body["metadata"]["labels"].items()
         ),
         inspection=inspection,
+        adapter_inspections=_adapter_inspections(owner, pods),
         inspection_problems=inspection_refusals(inspection_problems),
         versions=_versions((*children.values(), *pods)),
     )
+
+
+def _adapter_inspections(owner: LLMDeployment, pods: Sequence[Json]) -> dict[str, Inspection]:
+    """The inspections of adapters, by the name of their Job."""
+    bodies = [body for body in pods if body["metadata"].get("labels", {}).get(names.LABEL_COMPONENT) == COMPONENT]
+    jobs = {adapter_job_name(owner, adapter) for adapter in owner.spec.model.adapters} if bodies else set()
+    found = {job: observe_inspection(bodies, owner, job, [], ADAPTER) for job in jobs}
+    return {job: inspection for job, inspection in found.items() if inspection is not None}
 
 
 def _versions(bodies: Iterable[Json]) -> dict[str, int]:

@@ -10,7 +10,7 @@ from octavo_operator.api import knobs
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.resources import source
+from octavo_operator.resources import adapters, draft
 from octavo_operator.resources.common import child
 from octavo_protocol import names
 
@@ -71,8 +71,10 @@ def server_settings(owner: LLMDeployment) -> Json:
         settings["threads"] = threads(spec)
     if spec.model.chat_template_config_map_ref is not None:
         settings[TEMPLATE] = f"{TEMPLATE_MOUNT}/{TEMPLATE_FILE}"
-    if (draft := source.draft(spec)) is not None:
-        settings["speculation-model"] = draft.path
+    if (guessing := draft.of(spec)) is not None:
+        settings["speculation-model"] = guessing.path
+    if adapters.slots(spec):
+        settings["adapters-file"] = adapters.LIST_FILE
     if spec.engine.settings.tensor_parallel_size == 1:
         del settings["tensor-parallel-size"]  # images from before the flag do not know it
     return {name: value for name, value in settings.items() if value is not None}

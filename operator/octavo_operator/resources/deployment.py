@@ -8,7 +8,7 @@ import math
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import MOUNT
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, config, model_job, placement, source
+from octavo_operator.resources import adapters, cache, config, draft, model_job, placement, source
 from octavo_operator.resources.common import (
     LABEL_REVISION,
     NO_GPUS,
@@ -123,7 +123,8 @@ def pod_template(
             {"name": "config", "configMap": {"name": config_map}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
             *config.template_volumes(spec),
-            *source.draft_volumes(spec),
+            *draft.volumes(spec, found.draft.revision if found.draft else ""),
+            *adapters.volumes(owner),
         ],
     }
     if spec.resources.gpu.count:
@@ -131,7 +132,10 @@ def pod_template(
     if (ranks := spec.engine.settings.tensor_parallel_size) > 1:
         size = f"{SHARED_MEMORY_MIB * ranks}Mi"
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
-    if downloads := source.prefetch(owner, image, found.revision):
+    downloads = source.prefetch(owner, image, found.revision)
+    downloads += draft.prefetch(owner, image, found.draft.revision if found.draft else "")
+    downloads += adapters.containers(owner, image)
+    if downloads:
         pod["initContainers"] = downloads
     pod |= placement.pod_fields(owner)
     metadata: Json = {"labels": {**labels(owner), **placement.queue(owner), LABEL_REVISION: owner.revision}}
@@ -178,7 +182,8 @@ def _server(owner: LLMDeployment, image: str, path: str) -> Json:
             {"name": "config", "mountPath": config.MOUNT, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             *config.template_mounts(spec),
-            *source.draft_mounts(spec),
+            *draft.mounts(spec),
+            *adapters.mounts(spec),
             *([{"name": "triton", "mountPath": TRITON_CACHE}] if gpu.count else []),
             *([{"name": "shm", "mountPath": SHARED_MEMORY}] if spec.engine.settings.tensor_parallel_size > 1 else []),
         ],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo_operator.api.base import Json
-from octavo_operator.api.model_source import MOUNT
+from octavo_operator.api.model_source import MOUNT, ModelSource
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.resources import cache, placement, source
+from octavo_operator.resources import cache, draft, placement, source
 from octavo_operator.resources.common import NO_GPUS, POD_SECURITY, SECURITY, USER, Installation, child, labels
 from octavo_protocol import names
 
@@ -35,8 +36,9 @@ def identity(owner: LLMDeployment) -> str:
 
 
 def job_name(owner: LLMDeployment) -> str:
-    """Name of the Job for the model in the spec."""
-    return f"{owner.name}-model-{identity(owner)}"
+    """Name of the Job for the model in the spec, and its draft model."""
+    model, guessing = identity(owner), draft.identity(owner)
+    return f"{owner.name}-model-{digest([model, guessing]) if guessing else model}"
 
 
 def job_labels(owner: LLMDeployment) -> dict[str, str]:
@@ -44,15 +46,28 @@ def job_labels(owner: LLMDeployment) -> dict[str, str]:
     return labels(owner) | {names.LABEL_COMPONENT: COMPONENT}
 
 
-def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secrets: Sequence[str] = ()) -> Json:
-    """The Job. `pinned` is the model revision resolved earlier, or an empty string.
+def remote_sources(owner: LLMDeployment) -> list[ModelSource]:
+    """The sources that the Job reaches over the network."""
+    return [each for each in (owner.source, draft.of(owner.spec)) if each is not None and each.remote]
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """The revisions of the model and of the draft model that were resolved earlier; empty strings without."""
+
+    model: str = ""
+    draft: str = ""
+
+
+def job(owner: LLMDeployment, installation: Installation, pins: Pins, pull_secrets: Sequence[str] = ()) -> Json:
+    """The Job. It inspects the models at `pins`, which pods may run already.
 
     It resolves the tag of an image with the credentials in `pull_secrets`, names of Secrets.
     It runs the installation's image even if `spec.engine.image` is set: only that image is known to contain the
     program. So with another image the Job accepts any architecture, and the server has to check it.
     """
-    spec, model = owner.spec, owner.source
-    target = source.pinned(owner.spec.model, pinned or owner.spec.model.revision) if model.downloads else model.path
+    spec, model, guessing = owner.spec, owner.source, draft.of(owner.spec)
+    target = source.pinned(spec.model, pins.model or spec.model.revision) if model.downloads else model.path
     command = ["python", "-m", "octavo_inference.inspect_model", target, "--report", "/dev/termination-log"]
     if spec.resources.gpu.count:
         command += ["--transformers"]  # as the image of GPUs has, and the Job's has not
@@ -64,10 +79,19 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secr
     if claim or not model.downloads:
         writes = {} if claim else {"readOnly": True}
         mounts.append({"name": source.VOLUME, "mountPath": MOUNT, **writes})
-        volumes.append(cache.volume(owner, read_only=False, revision=pinned))
+        volumes.append(cache.volume(owner, read_only=False, revision=pins.model))
     if model.scheme == "oci":
-        command += ["--image", source.image(model, pinned)]
-    if model.tagged and not pinned and pull_secrets:
+        command += ["--image", source.image(model, pins.model)]
+    unresolved = model.tagged and not pins.model
+    if guessing is not None:
+        command += ["--draft", draft.target(owner, pins.draft)]
+        if guessing.scheme == "oci":
+            command += ["--draft-image", source.image(guessing, pins.draft)]
+        unresolved |= guessing.tagged and not pins.draft
+        if not guessing.downloads:
+            mounts += draft.mounts(spec)
+            volumes += draft.volumes(spec, pins.draft)
+    if unresolved and pull_secrets:
         command += ["--pull-secrets", _PULL_SECRETS]
         mounts.append({"name": "pull-secrets", "mountPath": _PULL_SECRETS, "readOnly": True})
         volumes.append({"name": "pull-secrets", "projected": {"sources": list(map(_pull_secret, pull_secrets))}})
@@ -75,20 +99,38 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secr
         "name": CONTAINER,
         "image": installation.server_cpu_image,
         "command": [*command, "--any-architecture"] if spec.engine.image else command,
-        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.download_env(owner)],  # noqa: S108
-        "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.env_for_all(owner, remote_sources(owner))],  # noqa: S108
+        # Two vocabularies of 256,000 tokens take several hundred megabytes while they are compared.
+        "resources": {
+            "requests": {"cpu": "50m", "memory": "128Mi"},
+            "limits": {"memory": "512Mi" if guessing is None else "1536Mi"},
+        },
         "securityContext": SECURITY,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,
     }
+    return job_of(owner, job_name(owner), job_labels(owner), container, volumes, writes_to_claim=bool(claim))
+
+
+def job_of(
+    owner: LLMDeployment,
+    name: str,
+    labels: Json,
+    container: Json,
+    volumes: list[Json],
+    *,
+    writes_to_claim: bool = False,
+) -> Json:
+    """A Job of one container on a node on which servers may run."""
+    # A new volume belongs to root.
+    group = {"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if writes_to_claim else {}
     pod: Json = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": owner.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 10,
-        # A new volume belongs to root.
-        "securityContext": POD_SECURITY | ({"fsGroup": USER, "fsGroupChangePolicy": "OnRootMismatch"} if claim else {}),
+        "securityContext": POD_SECURITY | group,
         "containers": [container],
         "volumes": volumes,
     }
@@ -98,11 +140,11 @@ def job(owner: LLMDeployment, installation: Installation, pinned: str, pull_secr
         pod["affinity"] = {"nodeAffinity": node}
     else:
         pod.pop("affinity", None)
-    body = child(owner, "batch/v1", "Job", job_name(owner))
-    body["metadata"]["labels"] = job_labels(owner)
+    body = child(owner, "batch/v1", "Job", name)
+    body["metadata"]["labels"] = labels
     body["spec"] = {
         "backoffLimit": _RETRIES,
-        "template": {"metadata": {"labels": job_labels(owner)}, "spec": pod},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
     }
     return body
 
@@ -119,17 +161,33 @@ def _pull_secret(name: str) -> Json:
 
 
 def record(owner: LLMDeployment, report: str) -> str:
-    """The value of the model annotation: the model's identity and the report (JSON, or empty)."""
-    found = json.loads(report) if report else None
-    return json.dumps({"identity": identity(owner), "report": found}, sort_keys=True, separators=(",", ":"))
+    """The value of the model annotation: the identities of the models, and the report (JSON, or empty)."""
+    noted: Json = {"identity": identity(owner), "report": json.loads(report) if report else None}
+    if guessing := draft.identity(owner):
+        noted["draft"] = guessing
+    return json.dumps(noted, sort_keys=True, separators=(",", ":"))
 
 
-def recorded(owner: LLMDeployment, template: Json) -> str | None:
-    """The report in a template's annotation ("" if empty); None if it is about another model or absent."""
+@dataclass(frozen=True, slots=True)
+class ModelRecord:
+    """What a pod template's annotation says: the report (JSON, or empty), and whether it is about the spec's models.
+
+    `of_draft` is true without a draft model, in the spec and then.
+    """
+
+    report: str
+    of_model: bool
+    of_draft: bool
+
+
+def recorded(owner: LLMDeployment, template: Json) -> ModelRecord | None:
+    """The record in a template's annotation; None if there is none."""
     text = template["metadata"].get("annotations", {}).get(ANNOTATION_MODEL)
     if text is None:
         return None
-    remembered = json.loads(text)
-    if remembered["identity"] != identity(owner):
-        return None
-    return json.dumps(remembered["report"]) if remembered["report"] else ""
+    noted = json.loads(text)
+    return ModelRecord(
+        report=json.dumps(noted["report"]) if noted["report"] else "",
+        of_model=noted["identity"] == identity(owner),
+        of_draft=noted.get("draft", "") == draft.identity(owner),
+    )

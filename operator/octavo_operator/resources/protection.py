@@ -5,7 +5,7 @@ from __future__ import annotations
 from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import ModelSource
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import model_job, source
+from octavo_operator.resources import adapter_job, adapters, draft, model_job, source
 from octavo_operator.resources.common import COMPONENT_GATEWAY, COMPONENT_OPERATOR, Installation, child, selector
 from octavo_protocol import names
 
@@ -38,25 +38,34 @@ def network_policy(owner: LLMDeployment, installation: Installation) -> Json:
             {"from": [gateway, {"podSelector": {}}], "ports": [_port(names.PORT_API)]},
             {"from": [gateway, operator, *installation.metrics_peers], "ports": [_port(names.PORT_ADMIN)]},
         ],
-        "egress": _egress_to(owner, source.pod_downloads(owner)),
+        "egress": _egress_to(owner, _downloads(owner)),
     }
     return body
 
 
+def _downloads(owner: LLMDeployment) -> list[ModelSource]:
+    """The sources from which a server's pod downloads."""
+    models = [] if owner.cache_claim else [owner.source]
+    guessing = draft.of(owner.spec)
+    models += [] if guessing is None else [guessing]
+    return [each for each in (*models, *adapters.sources(owner)) if each.downloads]
+
+
 def inspection_policy_name(owner: LLMDeployment) -> str:
-    """Name of the NetworkPolicy for the pods of the inspection Job."""
+    """Name of the NetworkPolicy for the pods of the inspection Jobs."""
     return f"{owner.name}-fetch"
 
 
 def inspection_policy(owner: LLMDeployment) -> Json:
-    """No ingress; egress only to the model source, or to the registry that resolves a tag."""
+    """No ingress; egress only to the sources of models and adapters, or to the registry that resolves a tag."""
     body = child(owner, "networking.k8s.io/v1", "NetworkPolicy", inspection_policy_name(owner))
-    selected = {names.LABEL_NAME: owner.name, names.LABEL_COMPONENT: model_job.COMPONENT}
+    components = [model_job.COMPONENT, *([adapter_job.COMPONENT] if owner.spec.model.adapters else [])]
+    inspections = {"key": names.LABEL_COMPONENT, "operator": "In", "values": components}
     body["spec"] = {
-        "podSelector": {"matchLabels": selected},
+        "podSelector": {"matchLabels": {names.LABEL_NAME: owner.name}, "matchExpressions": [inspections]},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [],
-        "egress": _egress_to(owner, [owner.source] if owner.source.downloads or owner.source.tagged else []),
+        "egress": _egress_to(owner, [*model_job.remote_sources(owner), *adapters.sources(owner)]),
     }
     return body
 

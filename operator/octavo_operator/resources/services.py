@@ -19,6 +19,8 @@ def service(owner: LLMDeployment, cold_start: int | None, percent: int = 0, step
         names.ANNOTATION_MODELS: ",".join(owner.model_names),
         names.ANNOTATION_HOLD: "true" if _holds(owner) else "false",
     }
+    if owner.spec.model.adapters:
+        annotations[names.ANNOTATION_ADAPTERS] = ",".join(adapter.name for adapter in owner.spec.model.adapters)
     annotations |= _routing(owner)
     if owner.spec.suspend:
         annotations[names.ANNOTATION_SUSPENDED] = "true"

@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from octavo_operator.api.base import Json
-from octavo_operator.api.model_source import DRAFT_MOUNT, MOUNT, ModelSource, parse
+from octavo_operator.api.model_source import MOUNT, ModelSource
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.api.v1alpha1 import ModelSpec, Spec
+from octavo_operator.api.v1alpha1 import ModelSpec
 from octavo_operator.api.v1alpha1_engine import DraftModelSpec, Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
 VOLUME = "model"
-DRAFT_VOLUME = "draft-model"
 PREFETCH = "prefetch"
-PREFETCH_DRAFT = "prefetch-draft"
 # By scheme, the variable for a non-default endpoint of hub or bucket.
 ENDPOINTS = {"hf": "HF_ENDPOINT", "s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL"}
 # The variables of the server's environment that the download needs, too.
@@ -62,23 +60,6 @@ def volume(source: ModelSource, revision: str = "", name: str = VOLUME) -> Json:
     return {"name": name, "emptyDir": {}}
 
 
-def draft(spec: Spec) -> ModelSource | None:
-    """The source of the draft model; None without."""
-    model = spec.engine.speculation.model
-    return None if model is None else parse(model.uri, DRAFT_MOUNT)
-
-
-def draft_volumes(spec: Spec) -> list[Json]:
-    """The pod volume of the draft model, if there is one."""
-    found = draft(spec)
-    return [] if found is None else [volume(found, name=DRAFT_VOLUME)]
-
-
-def draft_mounts(spec: Spec) -> list[Json]:
-    """Where the server's container mounts it."""
-    return [{"name": each["name"], "mountPath": DRAFT_MOUNT, "readOnly": True} for each in draft_volumes(spec)]
-
-
 def image(source: ModelSource, revision: str) -> str:
     """The reference of a model's image, at the digest `revision` if there is one: a tag may move."""
     return f"{source.reference}@{revision}" if revision and source.tagged else source.reference
@@ -94,13 +75,11 @@ def pinned(model: ModelSpec | DraftModelSpec, revision: str | None) -> str:
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
 
-def download_env(owner: LLMDeployment) -> list[Json]:
-    """Variables of a container that downloads or resolves a tag: endpoint, proxy and credentials; empty for others."""
-    return _download_env(owner, owner.source) if owner.source.downloads or owner.source.tagged else []
+def env_for(owner: LLMDeployment, source: ModelSource) -> list[Json]:
+    """Variables of a container that downloads a source or resolves its tag: endpoint, proxy and credentials.
 
-
-def _download_env(owner: LLMDeployment, source: ModelSource) -> list[Json]:
-    """Those for one of its models. Credentials are those of the model's scheme."""
+    Credentials are those of the model's scheme; a source of another scheme gets none.
+    """
     model, env = owner.spec.model, owner.spec.engine.env
     variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
     if model.credentials_secret_ref is not None and source.scheme == owner.source.scheme:
@@ -112,22 +91,22 @@ def _download_env(owner: LLMDeployment, source: ModelSource) -> list[Json]:
     return variables
 
 
+def env_for_all(owner: LLMDeployment, sources: Iterable[ModelSource]) -> list[Json]:
+    """Variables of a container that reaches all of these sources, each variable once."""
+    return list({entry["name"]: entry for source in sources for entry in env_for(owner, source)}.values())
+
+
 def prefetch(owner: LLMDeployment, image: str, revision: str) -> list[Json]:
-    """The init containers that download models into their volumes, the model at the resolved `revision` if any."""
-    containers = []
-    if owner.source.downloads and not owner.cache_claim:
-        argument = pinned(owner.spec.model, revision or owner.spec.model.revision)
-        env = _download_env(owner, owner.source)
-        containers.append(_prefetch(PREFETCH, image, argument, env, {"name": VOLUME, "mountPath": MOUNT}))
-    model, found = owner.spec.engine.speculation.model, draft(owner.spec)
-    if model is not None and found is not None and found.downloads:
-        env = _download_env(owner, found)
-        mount = {"name": DRAFT_VOLUME, "mountPath": DRAFT_MOUNT}
-        containers.append(_prefetch(PREFETCH_DRAFT, image, pinned(model, model.revision), env, mount))
-    return containers
+    """The init container that downloads the model into its volume, at the resolved `revision` if any."""
+    if not owner.source.downloads or owner.cache_claim:
+        return []
+    argument = pinned(owner.spec.model, revision or owner.spec.model.revision)
+    mount = {"name": VOLUME, "mountPath": MOUNT}
+    return [prefetch_container(PREFETCH, image, argument, env_for(owner, owner.source), mount)]
 
 
-def _prefetch(name: str, image: str, argument: str, env: list[Json], mount: Json) -> Json:
+def prefetch_container(name: str, image: str, argument: str, env: list[Json], mount: Json) -> Json:
+    """An init container that downloads what `argument` names into the volume of `mount`."""
     return {
         "name": name,
         "image": image,
@@ -138,13 +117,6 @@ def _prefetch(name: str, image: str, argument: str, env: list[Json], mount: Json
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [mount, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108
     }
-
-
-def pod_downloads(owner: LLMDeployment) -> list[ModelSource]:
-    """The sources from which a server's pod downloads."""
-    models = [] if owner.cache_claim else [owner.source]
-    found = draft(owner.spec)
-    return [each for each in (*models, *([] if found is None else [found])) if each.downloads]
 
 
 def download_ports(owner: LLMDeployment, sources: Iterable[ModelSource]) -> list[int]:

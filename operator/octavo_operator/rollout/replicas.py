@@ -15,8 +15,8 @@ VICTIM_COST = "-1000"
 
 
 @dataclass(frozen=True, slots=True)
-class DrainAnnotations:
-    """Annotations to set on a pod that is to be drained (None removes one)."""
+class PodAnnotations:
+    """Annotations to set on a pod (None removes one)."""
 
     pod: str
     annotations: Mapping[str, str | None]
@@ -27,7 +27,7 @@ class Scale:
     """`replicas` to write now, annotations to set, and seconds until the next step (None: there is none)."""
 
     replicas: int
-    drains: tuple[DrainAnnotations, ...] = ()
+    drains: tuple[PodAnnotations, ...] = ()
     wait: float | None = None
 
 
@@ -65,14 +65,12 @@ def scale(
     shrinking = current is not None and current > target
     victims = [pod for pod in ranked[:surplus] if shrinking or pod.drain_requested_at is not None]
     drains = [
-        DrainAnnotations(
-            pod.name, {names.ANNOTATION_DRAINING: rfc3339(now), names.ANNOTATION_DELETION_COST: VICTIM_COST}
-        )
+        PodAnnotations(pod.name, {names.ANNOTATION_DRAINING: rfc3339(now), names.ANNOTATION_DELETION_COST: VICTIM_COST})
         for pod in victims
         if pod.drain_requested_at is None
     ]
     drains += [
-        DrainAnnotations(pod.name, {names.ANNOTATION_DRAINING: None, names.ANNOTATION_DELETION_COST: None})
+        PodAnnotations(pod.name, {names.ANNOTATION_DRAINING: None, names.ANNOTATION_DELETION_COST: None})
         for pod in active
         if pod.drain_requested_at is not None and pod not in victims
     ]

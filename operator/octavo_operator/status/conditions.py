@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from octavo_operator.api.times import rfc3339
-from octavo_operator.api.v1alpha1_status import Condition
+from octavo_operator.api.v1alpha1_status import AdapterStatus, Condition
 from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.inspection import InspectionFailed, Pending
 from octavo_operator.rollout.plan import Progress
@@ -29,8 +29,13 @@ class ConditionState(NamedTuple):
     message: str
 
 
-def conditions(view: StatusInput, previous: Sequence[Condition], now: float) -> tuple[Condition, ...]:
-    """All conditions, in a fixed order. `lastTransitionTime` changes only with `status`."""
+def conditions(
+    view: StatusInput, adapters: Sequence[AdapterStatus], previous: Sequence[Condition], now: float
+) -> tuple[Condition, ...]:
+    """All conditions, in a fixed order; one of adapters only if there are any.
+
+    `lastTransitionTime` changes only with `status`.
+    """
     before = {condition.type: condition for condition in previous}
     verdicts = {
         "Ready": _ready(view),
@@ -43,9 +48,22 @@ def conditions(view: StatusInput, previous: Sequence[Condition], now: float) -> 
         "Scheduled": _scheduled(view),
         "ScalingActive": _scaling_active(view),
     }
+    if adapters:
+        verdicts["AdaptersReady"] = _adapters_ready(adapters)
     return tuple(
         _condition(name, verdict, before.get(name), view.owner.generation, now) for name, verdict in verdicts.items()
     )
+
+
+def _adapters_ready(adapters: Sequence[AdapterStatus]) -> ConditionState:
+    failed = [adapter for adapter in adapters if adapter.state == "Failed"]
+    if failed:
+        more = f"; {len(failed) - 1} others failed, too" if len(failed) > 1 else ""
+        return ConditionState("False", "AdapterFailed", f"adapter {failed[0].name}: {failed[0].message}{more}")
+    waiting = [adapter.name for adapter in adapters if adapter.state != "Ready"]
+    if waiting:
+        return ConditionState("Unknown", "AdaptersPending", f"no replica can use {', '.join(waiting[:5])} yet")
+    return ConditionState("True", "AllAdaptersReady", f"replicas can use all {len(adapters)} adapters")
 
 
 def unreadable(problem: str, previous: Sequence[Condition], generation: int, now: float) -> tuple[Condition, ...]:

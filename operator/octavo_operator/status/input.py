@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from octavo_operator.api.base import Json
 from octavo_operator.api.resource import LLMDeployment, SpecRefusal
+from octavo_operator.observe.adapters import InspectedAdapter
 from octavo_operator.observe.canary_analysis import AnalysisSample
 from octavo_operator.observe.diagnosis import REASONS, creation_problems
 from octavo_operator.observe.fit import MemoryFit
@@ -16,11 +17,20 @@ from octavo_operator.rollout.plan import Progress
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReplicas:
+    """Ready replicas that have an adapter, and why others do not, by pod."""
+
+    ready: int = 0
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Sums over the sampled replicas. `kv_occupancy` is 0..1, None without a sample.
 
     `work`: outstanding tokens of each pod, by pod name. `kv_tokens` of a replica and `cold_start` seconds are measured;
-    None until then. `evidence`: the gateways' counts for a step of a canary, by the step's name.
+    None until then. `evidence`: the gateways' counts for a step of a canary, by the step's name. `adapters`: by name
+    and source.
     """
 
     kv_occupancy: float | None = None
@@ -31,6 +41,7 @@ class Load:
     kv_tokens: int | None = None
     cold_start: int | None = None
     evidence: Mapping[str, AnalysisSample] = field(default_factory=dict)
+    adapters: Mapping[tuple[str, str], AdapterReplicas] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +89,7 @@ class StatusInput:
     refused: str = ""
     inspection: Inspection | None = None
     model: Model | None = None
+    adapters: tuple[InspectedAdapter, ...] = ()
     fit: MemoryFit = MemoryFit()  # noqa: RUF009 - frozen
     unfit: SpecRefusal | None = None
 

@@ -9,6 +9,7 @@ from octavo_operator.api.times import rfc3339, seconds
 from octavo_operator.api.v1alpha1_status import (
     AutoscalingStatus,
     CapacityStatus,
+    DraftModelStatus,
     LLMDeploymentStatus,
     LoadStatus,
     ModelStatus,
@@ -20,10 +21,13 @@ from octavo_operator.observe.diagnosis import Problem
 from octavo_operator.observe.fit import MemoryFit
 from octavo_operator.observe.inspection import Resolved
 from octavo_operator.observe.messages import short
-from octavo_operator.resources import model_job
+from octavo_operator.resources import draft, model_job
 from octavo_operator.resources.common import selector
+from octavo_operator.status.adapters import adapter_states
 from octavo_operator.status.conditions import conditions, unreadable
 from octavo_operator.status.input import Load, StatusInput
+from octavo_protocol.engine_settings import EngineSettings
+from octavo_protocol.model import ModelReport
 
 # Status updates are the most common load of operators on the API server. So the load is written at most every
 # LOAD_SECONDS, and only when it changed (KV occupancy by LOAD_POINTS percentage points).
@@ -39,6 +43,7 @@ def next_status(view: StatusInput, now: float) -> Json:
     """The new status; equal to the previous one if no change justifies a write."""
     owner, active = view.owner, view.active
     previous = _previous(owner.status)
+    states = adapter_states(view, previous.adapters)
     status = LLMDeploymentStatus(
         observed_generation=owner.generation,
         replicas=len(active),
@@ -55,7 +60,8 @@ def next_status(view: StatusInput, now: float) -> Json:
         capacity=_capacity(previous.capacity, view.load, view.fit),
         autoscaling=_autoscaling(previous.autoscaling, view),
         failures=_failures(previous.failures, view.problems[:FAILURES]),
-        conditions=conditions(view, previous.conditions, now),
+        adapters=states,
+        conditions=conditions(view, states, previous.conditions, now),
     )
     return _shown(status)
 
@@ -153,8 +159,12 @@ def _capacity(previous: CapacityStatus | None, load: Load | None, fit: MemoryFit
 def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | None:
     """The status of the model in the spec; that of an earlier model is dropped."""
     identity = model_job.identity(view.owner)
+    guessing = draft.identity(view.owner)
     if not isinstance(view.model, Resolved):
-        return previous if previous and previous.identity == identity else None
+        if previous is None or previous.identity != identity:
+            return None
+        same = previous.draft is not None and previous.draft.identity == guessing
+        return previous if same else previous.model_copy(update={"draft": None})
     found, engine = view.model.found, view.owner.spec.engine.settings
     where = gpu_memory if view.owner.spec.resources.gpu.count else memory_estimate
     return ModelStatus(
@@ -167,6 +177,20 @@ def _model(previous: ModelStatus | None, view: StatusInput) -> ModelStatus | Non
         weights_bytes=where.weight_bytes(engine, found),
         kv_bytes_per_token=where.kv_bytes(engine, found),
         context_length=found.max_length or None,
+        draft=_draft(guessing, found.draft or ModelReport(), engine) if guessing else None,
+    )
+
+
+def _draft(identity: str, found: ModelReport, engine: EngineSettings) -> DraftModelStatus:
+    """The status of the draft model, which computes on CPUs."""
+    return DraftModelStatus(
+        identity=identity,
+        resolved_revision=found.revision or None,
+        architecture=found.architecture or None,
+        parameters=found.parameters or None,
+        format=found.format or None,
+        weights_bytes=found.weights.get(engine.dtype),
+        kv_bytes_per_token=memory_estimate.kv_bytes(engine, found),
     )
 
 

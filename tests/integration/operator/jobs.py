@@ -31,7 +31,13 @@ async def finish_job(kube: KubeClient, job: Json, report: str) -> None:
     with contextlib.suppress(ConflictError):
         await kube.create(PODS, {"apiVersion": "v1", "kind": "Pod", "metadata": head, "spec": template["spec"]})
     ended = {"exitCode": 0, "message": report, "startedAt": time_, "finishedAt": time_}
-    container = {"name": "model", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+    container = {
+        "name": template["spec"]["containers"][0]["name"],
+        "image": "x",
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+    }
     states = [container | {"state": {"terminated": ended}}]
     await kube.apply_status(PODS, namespace, pod, {"phase": "Succeeded", "containerStatuses": states})
     conditions = [

@@ -22,7 +22,7 @@ from octavo_operator.kube.resources import (
     SERVICE_ACCOUNTS,
     Resource,
 )
-from octavo_operator.resources import config, deployment, model_job
+from octavo_operator.resources import adapter_job, config, deployment, model_job
 from octavo_operator.resources.common import Installation
 
 Json = dict[str, Any]
@@ -104,13 +104,15 @@ async def test_pods_of_any_admitted_resource_are_admitted(kube: KubeClient, llmd
         owner = parse(body)
         settings_map = config.config_map(owner)
         await dry_run(kube, CONFIG_MAPS, {**settings_map, "metadata": {"name": "c", "namespace": namespace}})
-        job = model_job.job(owner, INSTALLATION, "")
-        await dry_run(kube, JOBS, {**job, "metadata": {"name": "j", "namespace": namespace}})
+        job = model_job.job(owner, INSTALLATION, model_job.Pins())
+        looks = [job, *(adapter_job.job(owner, INSTALLATION, adapter) for adapter in owner.spec.model.adapters[:1])]
+        for look in looks:
+            await dry_run(kube, JOBS, {**look, "metadata": {"name": "j", "namespace": namespace}})
         server = deployment.deployment(
             owner, deployment.pod_template(owner, INSTALLATION, "c"), 1, {"type": "Recreate"}, 600
         )
         await dry_run(kube, DEPLOYMENTS, {**server, "metadata": {"name": "d", "namespace": namespace}})
-        for template in (server["spec"]["template"], job["spec"]["template"]):
+        for template in (server["spec"]["template"], *(look["spec"]["template"] for look in looks)):
             # Classes would have to exist: the API server looks them up for a pod.
             spec = {k: v for k, v in template["spec"].items() if k not in ("priorityClassName", "runtimeClassName")}
             metadata = {**template["metadata"], "name": "p", "namespace": namespace}

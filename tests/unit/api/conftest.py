@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from tests.unit.api.thread_client import ThreadClient
 from tokenizers import Tokenizer
 
+from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.counters import Counters
 from octavo_inference.core.request import Output, Request, TokenLogprobs
 from octavo_inference.engine.ipc import EngineInfo
@@ -48,6 +49,27 @@ class FakeSequence:
 
 
 @dataclass
+class FakeAdapters:
+    """Adapters that are there at once; those in a folder `bad` are not."""
+
+    states: dict[str, EngineAdapter] = field(default_factory=dict)
+    changed: bool = False
+
+    def offer(self, key: str, path: str) -> None:
+        failure = "it is bad" if path == "bad" else ""
+        self.states[key] = EngineAdapter(key=key, state="failed" if failure else "loaded", rank=4, failure=failure)
+        self.changed = True
+
+    def withdraw(self, key: str) -> None:
+        self.states.pop(key, None)
+        self.changed = True
+
+    def changes(self) -> list[EngineAdapter] | None:
+        changed, self.changed = self.changed, False
+        return list(self.states.values()) if changed else None
+
+
+@dataclass
 class FakeEngine:
     """Gives every sequence the tokens of `answer`, one a step, then end-of-sequence.
 
@@ -71,6 +93,7 @@ class FakeEngine:
     changes: list[tuple[bytes, bytes]] = field(default_factory=list)
     grammar_compiler: None = None
     speculation: None = None
+    adapters: FakeAdapters = field(default_factory=FakeAdapters)
 
     @property
     def has_work(self) -> bool:

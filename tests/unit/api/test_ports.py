@@ -132,6 +132,7 @@ async def test_models(serve):
         "root": "m",
         "max_model_len": 512,
         "task": "generate",
+        "parent": None,
         "object": "model",
         "owned_by": "octavo",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +19,12 @@ from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights
 
 from .decoders import random_weights
+from .mixtures import random_mixture, with_experts
 from .test_decoder_flags import FAMILIES, PRUNED
+from .test_experts import CASES
 from .test_forward import TINY, Float32, Story, batch_of, create, stories
+from .test_grouped_models import CONFIG as QUANTIZED
+from .test_grouped_models import Of, gptq, mixed, quantized_model
 
 NO_ADAPTER = -1
 BASE = replace(TINY, layers=3, max_positions=256)
@@ -142,3 +147,51 @@ def test_changes_that_no_kernel_makes_are_refused(kernels: Kernels) -> None:
     strange = replace(adapter, layers=({"experts.router": adapter.layers[0]["q"]}, *adapter.layers[1:]))
     with pytest.raises(ModelError, match=r"changes experts\.router of layer 0, which this backend cannot do"):
         native.prepare_adapter(strange)
+
+
+EXPERTS = (
+    "experts.gate",
+    "experts.up",
+    "experts.down",
+    "experts.shared_gate",
+    "experts.shared_up",
+    "experts.shared_down",
+)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_experts_are_changed(kernels: Kernels, name: str) -> None:
+    experts, dense, changes, options = CASES[name]
+    config = with_experts(experts, dense, **changes)
+    rng = np.random.default_rng(5)
+    weights = random_mixture(config, rng, **options)
+    adapters = [
+        random_adapter(weights, rng, rank, fields) for rank, fields in ((4, EXPERTS), (17, ("q", *EXPERTS[1:3])))
+    ]
+    native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=32)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=2)
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 33, 5, 1])]
+    slots = [1, 0, NO_ADAPTER, 0]
+    wanted = expected(config, weights, adapters, told, slots)
+    for backend in (reference, native):
+        for slot, adapter in enumerate(adapters):
+            backend.load_adapter(slot, backend.prepare_adapter(adapter))
+        close(backend.logits(with_slots(batch_of(told), slots)), wanted)
+        close(backend.logits(with_slots(batch_of(told[:1]), slots[:1])), wanted[:1])
+
+
+@pytest.mark.parametrize("of", [gptq, mixed], ids=lambda made: made.__name__)
+def test_quantized_weights_are_changed(kernels: Kernels, of: Callable[[np.random.Generator], Of]) -> None:
+    rng = np.random.default_rng(6)
+    config = replace(QUANTIZED, max_positions=256)
+    weights = quantized_model(config, rng, of(rng))
+    adapters = [random_adapter(weights, rng, 16, outer=True), random_adapter(weights, rng, 5, ("q", "down"))]
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 40, 70])]
+    slots = [0, 1, 0]
+    wanted = expected(config, weights, adapters, told, slots)
+    for dtype, bound in (("auto", 0.1), ("bfloat16", 0.03), ("float32", 1e-4)):
+        native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=16, dtype=dtype)
+        for slot, adapter in enumerate(adapters):
+            native.load_adapter(slot, native.prepare_adapter(adapter))
+        error = np.linalg.norm(native.logits(with_slots(batch_of(told), slots)) - wanted)
+        assert error < bound * np.linalg.norm(wanted)

@@ -320,7 +320,7 @@ def text_model(name: str, tokens: list[str]) -> Any:
         (["a", "b", "c"], ""),
         (["a", "b", "c", "d", "pad"], ""),  # padded at the end
         (["a", "c", "b"], r"different: 'c' and 1 more\); choose a model of the same family"),
-        (["a", "b", *map(str, range(2000))], r"another vocabulary than large \(2002 tokens, 4 there"),
+        (["a", "b", *map(str, range(2000))], r"small has another vocabulary than the model \(2002 tokens, 4 there"),
     ],
 )
 def test_a_draft_model_has_the_vocabulary_of_the_model(theirs: list[str], message: str) -> None:

@@ -141,7 +141,7 @@ class World:
     ) -> ModelPool:
         deployment = Deployment("ns", "d", models, hold, cold_start, 7, endpoints, suspended=suspended, stuck=stuck)
         self.registry.update(table([deployment]))
-        return self.registry.find(models[0])
+        return self.registry.find(models[0]).pool
 
     def post(self, body=None, path="/v1/chat/completions", **arguments):
         body = {"model": "m", "messages": []} if body is None else body

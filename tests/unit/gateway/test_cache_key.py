@@ -26,7 +26,7 @@ def pool(seed=0, strategy=PREFIX_AWARE, replicas=5):
     registry = ModelRegistry(Bounds(), lambda: 1000.0, random.Random(seed).random)
     ends = tuple(Endpoint(f"pod-{index}", f"http://pod-{index}") for index in range(replicas))
     registry.update(table([Deployment("ns", "d", ("m",), True, endpoints=ends, policy=Policy(strategy))]))
-    return registry.find("m")
+    return registry.find("m").pool
 
 
 def place(one, data, key=b"", tenant="t"):

@@ -33,7 +33,7 @@ def pool_of(endpoints, percent, seed=0, step=STEP):
     registry = ModelRegistry(Bounds(), lambda: 1000.0, random.Random(seed).random)
     found = Deployment("ns", "d", ("m",), endpoints=endpoints, canary_percent=percent, canary_step=step)
     registry.update(table([found]))
-    return registry, registry.find("m")
+    return registry, registry.find("m").pool
 
 
 def report(blocks=1000, rows=64):
@@ -176,7 +176,7 @@ async def test_what_counts_as_an_answer_and_what_as_an_error(world, streams, beh
     world.registry.update(table([found]))
     async with world.post() as response:
         await response.read()
-    traffic = world.registry.find("m").traffic().canary
+    traffic = world.registry.find("m").pool.traffic().canary
     assert (traffic.canary.requests, traffic.canary.errors, sum(traffic.canary.ttft)) == counted
     assert traffic.stable.requests == 0
 
@@ -190,7 +190,7 @@ async def test_a_client_that_leaves_is_nobodys_error(world, streams):
     async with world.post() as response:
         await response.content.readany()
         response.close()
-    pool = world.registry.find("m")
+    pool = world.registry.find("m").pool
     await eventually_async(lambda: pool.in_flight == 0)
     assert pool.traffic().canary.canary.requests == 0
 

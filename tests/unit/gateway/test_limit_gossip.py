@@ -254,7 +254,7 @@ async def test_two_gateways_over_http(tmp_path):
                 async with world.post(headers=headers) as response:
                     statuses.append(response.status)
         assert statuses.count(200) in {10, 11}
-        assert [world.registry.find("m").selector.gateways for world in worlds] == [2, 2]
+        assert [world.registry.find("m").pool.selector.gateways for world in worlds] == [2, 2]
         sample = worlds[0].metrics.registry.get_sample_value
         assert sample("octavo_gateway_gateways", {"state": "heard"}) == 2
         async with session.get(worlds[0].admin_url + "/v1/octavo/peers") as response:

@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.support.ports import free_port
 from tests.support.waiting import eventually_async
 
-from octavo_gateway.discovery.endpoints import Deployment, Endpoint, table
+from octavo_gateway.discovery.endpoints import Deployment, Endpoint, ModelTable, table
 from octavo_gateway.http.call import Call
 from octavo_gateway.pool.replica_selector import ReplicaSelector
 from octavo_gateway.queueing.hold_queue import Bounds
@@ -256,7 +256,7 @@ async def test_a_retry_does_not_return_to_a_pod_that_drains_while_another_one_ac
     good = await world.pod()
     pool = world.has(*(pod.endpoint() for pod in leaving), good.endpoint())
     # On a busy machine a request may take longer than the back-off of the pods that refused it.
-    monkeypatch.setattr(ReplicaSelector, "accepting", lambda _self, _deployment, replicas, _now: iter(list(replicas)))
+    monkeypatch.setattr(ReplicaSelector, "accepting", lambda _self, _deployment, replicas, *_: iter(list(replicas)))
     monkeypatch.setattr(pool.retries, "spend", lambda: False)
     for _ in range(20):
         async with world.post() as response:
@@ -418,7 +418,7 @@ async def test_a_model_that_is_removed_frees_those_who_wait(world):
     call = asyncio.create_task(world.post().__aenter__())
     await eventually_async(lambda: len(pool.queue) == 1)
     world.has(models=("other",))
-    world.registry.update(type(world.registry._table)())
+    world.registry.update(ModelTable())
     response = await call
     assert response.status == 503
     assert (await error_of(response))["code"] == "model_removed"
@@ -590,7 +590,7 @@ async def test_a_models_retries_are_its_own(world):
             return response.status
 
     assert {await ask("bad") for _ in range(40)} == {503}
-    assert not world.registry.find("bad").retries.spend()
+    assert not world.registry.find("bad").pool.retries.spend()
     assert {await ask("fine") for _ in range(8)} == {200}
 
 
@@ -607,7 +607,7 @@ async def test_who_waits_for_an_answer_is_not_tried_elsewhere(world):
     world.has(*(pod.endpoint() for pod in pods))
     call = asyncio.create_task(world.post(headers={"X-Request-Timeout": "0.05"}).__aenter__())
     await eventually_async(lambda: sum(len(pod.seen) for pod in pods) == 1)
-    pool = world.registry.find("m")
+    pool = world.registry.find("m").pool
     begun = pool.clock()
     await eventually_async(lambda: pool.clock() - begun > 0.2)
     gate.set()

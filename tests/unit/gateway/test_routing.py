@@ -67,7 +67,7 @@ class Gateway:
         found = {name: name for name in names} | addresses
         pods = tuple(Endpoint(name, f"http://{at}:8000", f"http://{at}:9000") for name, at in found.items())
         self.registry.update(table([Deployment("ns", "d", ("m",), endpoints=pods, policy=self.policy)]))
-        self.pool = self.registry.find("m")
+        self.pool = self.registry.find("m").pool
 
     def pod(self, name):
         return next(u for u in self.pool.replicas.values() if u.endpoint.name == name)
@@ -334,7 +334,7 @@ def test_a_clock_set_back_stops_nothing():
     day = [5000.0]
     registry = ModelRegistry(Bounds(), lambda: 10.0, random.Random(0).random, lambda: day[0])
     registry.update(table([Deployment("ns", "d", ("m",))]))
-    pool = registry.find("m")
+    pool = registry.find("m").pool
     pool.counters.arrived(1)
     assert (pool.traffic().last_arrival, pool.clock()) == (5000.0, 10.0)
     day[0] = 3000.0

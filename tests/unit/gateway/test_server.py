@@ -31,7 +31,8 @@ async def test_models_are_listed_with_their_aliases(world):
     async with world.client.get(world.url + "/v1/models") as response:
         listed = await response.json()
     assert [model["id"] for model in listed["data"]] == ["m", "alias"]
-    assert listed["data"][0] == {"id": "m", "object": "model", "created": 7, "owned_by": "octavo"}
+    about = {"object": "model", "created": 7, "owned_by": "octavo", "root": "m", "parent": None}
+    assert listed["data"] == [{"id": "m"} | about, {"id": "alias"} | about]
 
 
 @pytest.mark.parametrize("name", ["m", "alias", "ns/d"])

@@ -30,7 +30,7 @@ def pool_of(*names: str, hold: bool = False) -> ModelPool:
     registry.update(
         table([Deployment("ns", "d", ("m",), hold=hold, endpoints=ends, canary_percent=50, canary_step="s")])
     )
-    return registry.find("m")
+    return registry.find("m").pool
 
 
 def nothing_left(pool: ModelPool) -> None:

@@ -209,7 +209,7 @@ async def test_a_stream_without_its_last_event_is_an_error_of_the_canary(world, 
     world.registry.update(table([deployment]))
     async with world.post({"model": "m", "stream": True}, path) as response:
         await response.read()
-    pool = world.registry.find("m")
+    pool = world.registry.find("m").pool
     await eventually_async(lambda: pool.in_flight == 0)
     stable = pool.accounting.canary.stable
     assert (stable.requests, stable.errors) == (1, 0 if whole else 1)

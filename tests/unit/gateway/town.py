@@ -75,7 +75,7 @@ class Town:
     def pool(self) -> ModelPool:
         found = self.registry.find("m")
         assert found is not None
-        return found
+        return found.pool
 
     def open(self, *, ready: bool = True) -> None:
         """All pods take requests, or none does."""

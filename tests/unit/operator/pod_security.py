@@ -92,7 +92,11 @@ def house_violations(pod: Json) -> Iterator[str]:
         yield "automountServiceAccountToken is not false"
     for volume in pod.get("volumes", []):
         # How large a model is, is not known before it is there: a node's ephemeral storage bounds its volume.
-        if "emptyDir" in volume and volume["name"] != "model" and "sizeLimit" not in volume["emptyDir"]:
+        if (
+            "emptyDir" in volume
+            and volume["name"] not in ("model", "draft-model", "adapters")
+            and "sizeLimit" not in volume["emptyDir"]
+        ):
             yield f"emptyDir {volume['name']} has no sizeLimit"
     for container in containers(pod):
         if container.get("securityContext", {}).get("readOnlyRootFilesystem") is not True:

@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from octavo_operator.api.resource import LLMDeployment
-from octavo_operator.resources import cache, config, deployment, model_job, protection, services
+from octavo_operator.observe.adapters import InspectedAdapter, wanted_list
+from octavo_operator.resources import adapter_job, adapters, cache, config, deployment, model_job, protection, services
 from octavo_operator.resources.common import Installation
+from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.model import ModelReport
 
 _ROLLING = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
@@ -29,6 +31,20 @@ SPECS: dict[str, dict[str, Any]] = {
     "draft-model-of-a-hub": {
         "model": {"uri": "hf://org/large", "credentialsSecretRef": {"name": "hub"}},
         "engine": {"speculation": {"method": "draft", "model": {"uri": "hf://org/small", "revision": "v2"}}},
+    },
+    "adapters": {
+        "model": {
+            "uri": "s3://models/team/llama",
+            "credentialsSecretRef": {"name": "s3"},
+            "adapters": [
+                {"name": "sql", "uri": "s3://models/team/sql"},
+                {"name": "org/chat", "uri": "hf://org/chat", "revision": "v2"},
+            ],
+        },
+        "engine": {
+            "adapters": {"maxRank": 16},
+            "env": [{"name": "HF_ENDPOINT", "value": "http://hub.local:8080"}],
+        },
     },
     "gpu-hub": {
         "model": {
@@ -165,9 +181,23 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
         *([claim] if (claim := cache.claim(owner)) else []),
         services.service(owner, 12),
         services.headless_service(owner),
-        model_job.job(owner, installation, ""),
+        model_job.job(owner, installation, model_job.Pins()),
+        *_of_adapters(owner, installation),
         body,
     ]
+
+
+def _of_adapters(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
+    found = AdapterInspection(revision="beef", rank=8, file_bytes=1000)
+    wanted = [
+        InspectedAdapter(each, adapters.identity(owner, each), found if number else None, "" if number else "no file")
+        for number, each in enumerate(owner.spec.model.adapters)
+    ]
+    if not wanted:
+        return []
+    record = {each.identity: each.found for each in wanted if each.found}
+    jobs = [adapter_job.job(owner, installation, each) for each in owner.spec.model.adapters]
+    return [adapters.config_map(owner, wanted_list(tuple(wanted)), record), *jobs]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -237,7 +267,9 @@ def test_pods_keep_within_the_restricted_standard(
 ) -> None:
     owner = make_owner(SPECS[name])
     server = deployment.pod_template(owner, installation, "c")["spec"]
-    pod = server if kind == "server" else model_job.job(owner, installation, "")["spec"]["template"]["spec"]
+    pod = (
+        server if kind == "server" else model_job.job(owner, installation, model_job.Pins())["spec"]["template"]["spec"]
+    )
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["automountServiceAccountToken"] is False
     for container in (*pod.get("initContainers", []), *pod["containers"]):
@@ -260,7 +292,7 @@ def test_only_the_download_gets_the_credentials(
     owner = make_owner({"model": {"uri": uri, "credentialsSecretRef": {"name": "secret"}}})
     pod = deployment.pod_template(owner, installation, "c")["spec"]
     (download,), (server,) = pod["initContainers"], pod["containers"]
-    (look,) = model_job.job(owner, installation, "")["spec"]["template"]["spec"]["containers"]
+    (look,) = model_job.job(owner, installation, model_job.Pins())["spec"]["template"]["spec"]["containers"]
     for container in (download, look):
         secret = {entry["name"] for entry in container["env"] if "secretKeyRef" in entry.get("valueFrom", {})}
         assert secret == credentials

@@ -42,7 +42,7 @@ def gpu(make_owner: Make) -> Make:
 def pods(owner: LLMDeployment, installation: Installation) -> list[Json]:
     """The server's pod and the one that looks at its model."""
     server: Json = deployment.pod_template(owner, installation, "c")["spec"]
-    look: Json = model_job.job(owner, installation, "")["spec"]["template"]["spec"]
+    look: Json = model_job.job(owner, installation, model_job.Pins())["spec"]["template"]["spec"]
     return [server, look]
 
 

@@ -21,6 +21,7 @@ Make = Callable[..., LLMDeployment]
 DIGEST, MOVED = "sha256:" + "a" * 64, "sha256:" + "b" * 64
 TAG = "registry.local/models/tiny:1"
 FOUND = ModelReport(architecture="llama", revision=DIGEST)
+GUESSING = {"engine": {"speculation": {"method": "draft", "model": {"uri": "oci://registry.local/models/small:2"}}}}
 
 
 def reference(world: World, kind: str = "Deployment", name: str = "tiny") -> str:
@@ -86,6 +87,21 @@ def test_a_tag_without_a_digest_is_asked_for_again_by_the_next_revision(world: W
     final = world.settle()
     assert reference(world) == f"{TAG}@{DIGEST}"
     assert condition(final, "ModelResolved")["reason"] == "Resolved"
+
+
+def test_the_image_of_a_draft_model_is_resolved_and_pinned_too(make_owner: Make, installation: Installation) -> None:
+    world = World(make_owner(GUESSING), installation)
+    small = msgspec.structs.replace(FOUND, revision=MOVED)
+    world.said = encode_inspection(msgspec.structs.replace(FOUND, draft=small)).decode()
+    world.pass_()
+    assert look(world)["containers"][0]["command"][-4:] == [
+        *("--draft", "/draft", "--draft-image", "registry.local/models/small:2"),
+    ]
+    final = world.settle()
+    volumes = world.children["Deployment", "tiny"]["spec"]["template"]["spec"]["volumes"]
+    (volume,) = [volume for volume in volumes if volume["name"] == "draft-model"]
+    assert volume["image"]["reference"] == f"registry.local/models/small:2@{MOVED}"
+    assert final.status["model"]["draft"]["resolvedRevision"] == MOVED
 
 
 def test_a_reference_with_a_digest_stays(make_owner: Make, installation: Installation) -> None:
@@ -166,3 +182,15 @@ def test_the_kubelets_digest_is_more_certain(
     assert model.found.revision == revision
     # It is recorded, so that later revisions of the spec use the same.
     assert decode_inspection(model.report) == model.found
+
+
+def test_the_kubelets_digest_of_a_draft_model_is_its_own(make_owner: Make) -> None:
+    owner = make_owner(GUESSING)
+    image = {"imageRef": f"registry.local/models/small@{MOVED}"}
+    mount = {"name": "draft-model", "mountPath": "/draft", "volumeStatus": {"image": image}}
+    said = encode_inspection(msgspec.structs.replace(FOUND, draft=FOUND)).decode()
+    seen = observe_inspection([inspected(owner, mount, said)], owner, model_job.job_name(owner), [])
+    model = resolve(owner, [], seen)
+    assert isinstance(model, Resolved)
+    assert model.found.draft is not None
+    assert (model.found.revision, model.found.draft.revision) == (DIGEST, MOVED)

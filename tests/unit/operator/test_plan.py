@@ -19,7 +19,7 @@ from octavo_operator.reconcile.plan import Apply, Delete, Observed, plan
 from octavo_operator.resources import config
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.deployment import config_name
-from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS, DrainAnnotations
+from octavo_operator.rollout.replicas import DRAIN_NOTICE_SECONDS, PodAnnotations
 from octavo_operator.status.input import Scaling
 
 Json = dict[str, Any]
@@ -271,14 +271,14 @@ def test_fewer_replicas_take_two_steps(make_world: Callable[..., World]) -> None
     world.scaling = Scaling(1, "", "")
     first = world.pass_()
     assert first.replicas == 2
-    assert [type(action) for action in first.actions] == [DrainAnnotations]
+    assert [type(action) for action in first.actions] == [PodAnnotations]
     assert first.requeue_after == DRAIN_NOTICE_SECONDS
     drain_requested_at = first.actions[0]
     world.now += DRAIN_NOTICE_SECONDS
     second = world.pass_()
     assert second.replicas == 1
     world.run()
-    assert isinstance(drain_requested_at, DrainAnnotations)
+    assert isinstance(drain_requested_at, PodAnnotations)
     assert drain_requested_at.pod not in world.pods
 
 

@@ -31,7 +31,7 @@ def resource(spec: Json) -> LLMDeployment:
 
 def pods(owner: LLMDeployment) -> list[Json]:
     """Every pod template that the operator makes for a resource, that of the server first."""
-    job: Json = model_job.job(owner, INSTALLATION, "")["spec"]["template"]
+    job: Json = model_job.job(owner, INSTALLATION, model_job.Pins())["spec"]["template"]
     return [deployment.pod_template(owner, INSTALLATION, "settings"), job]
 
 

@@ -21,7 +21,7 @@ from octavo_operator.observe.canary_analysis import AnalysisSample, TrackAnswers
 from octavo_operator.observe.pods import Pod, Problem
 from octavo_operator.reconcile.plan import Apply, Delete, Observed
 from octavo_operator.resources.common import Installation
-from octavo_operator.rollout.replicas import DrainAnnotations
+from octavo_operator.rollout.replicas import PodAnnotations
 from octavo_operator.status.input import Load
 
 Json = dict[str, Any]
@@ -59,7 +59,7 @@ class Cluster(World):
         requests = self.counted[step, canary]
         return TrackAnswers(requests, requests // 2 if canary and step.partition("-")[0] in self.erring else 0)
 
-    def do(self, action: Apply | Delete | DrainAnnotations) -> None:
+    def do(self, action: Apply | Delete | PodAnnotations) -> None:
         before = copy.deepcopy(self.children)
         super().do(action)
         if isinstance(action, Apply) and action.body["kind"] == "Deployment":

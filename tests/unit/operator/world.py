@@ -15,10 +15,11 @@ from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.inspection import Inspection
 from octavo_operator.observe.pods import Pod
 from octavo_operator.reconcile.plan import Apply, Delete, Observed, Plan, plan
+from octavo_operator.resources import adapter_job, adapters
 from octavo_operator.resources.common import Installation
 from octavo_operator.resources.model_job import job_name
-from octavo_operator.rollout.replicas import DrainAnnotations
-from octavo_operator.status.input import Scaling
+from octavo_operator.rollout.replicas import PodAnnotations
+from octavo_operator.status.input import Load, Scaling
 
 Json = dict[str, Any]
 
@@ -40,6 +41,9 @@ class World:
         self.failed, self.lost_inspection = "", False
         self.claim_events: tuple[Json, ...] = ()
         self.cards: tuple[Card, ...] | None = None
+        # What the Jobs that look at adapters say, by the adapter's name: in their end, or when they fail.
+        self.adapters: dict[str, str] = {}
+        self.load: Load | None = None
 
     def observed(self) -> Observed:
         return Observed(
@@ -47,6 +51,8 @@ class World:
             tuple(self.pods.values()),
             self.inspection(),
             claim_events=self.claim_events,
+            adapter_inspections=self.adapter_inspections(),
+            load=self.load,
             scaling=self.scaling,
             cards=self.cards,
         )
@@ -62,6 +68,15 @@ class World:
         said = (self.said or "") if done else self.failed
         return Inspection(Pod("look", "", "", self.now, loaded=done), said, done=done)
 
+    def adapter_inspections(self) -> dict[str, Inspection]:
+        found = {}
+        for adapter in self.owner.spec.model.adapters:
+            name, said = adapter_job.job_name(self.owner, adapter), self.adapters.get(adapter.name, "")
+            if said and ("Job", name) in self.children:
+                done = '"failure"' not in said.partition(",")[0]
+                found[name] = Inspection(Pod(f"look-{name}", "", "", self.now, loaded=True), said, done=done)
+        return found
+
     def pass_(self, actions: int | None = None) -> Plan:
         """One pass; with `actions`, killed after so many of them and before the status is written."""
         decided = self.plan()
@@ -71,7 +86,7 @@ class World:
             self.owner = replace(self.owner, status=copy.deepcopy(decided.status))
         return decided
 
-    def do(self, action: Apply | Delete | DrainAnnotations) -> None:
+    def do(self, action: Apply | Delete | PodAnnotations) -> None:
         if isinstance(action, Apply):
             body = copy.deepcopy(action.body)
             key = (body["kind"], body["metadata"]["name"])
@@ -81,6 +96,9 @@ class World:
         elif isinstance(action, Delete):
             assert self.children[action.kind, action.name]["metadata"]["uid"] == action.uid
             del self.children[action.kind, action.name]
+        elif adapters.ANNOTATION_LIST in action.annotations:
+            listed = action.annotations[adapters.ANNOTATION_LIST] or ""
+            self.pods[action.pod] = replace(self.pods[action.pod], adapter_list=listed)
         elif action.pod in self.pods:
             drain_requested_at = action.annotations["octavo.dev/draining"]
             self.costs[action.pod] = int(action.annotations["controller.kubernetes.io/pod-deletion-cost"] or 0)
@@ -92,7 +110,7 @@ class World:
         """What the cluster does by itself: pods follow the Deployment, and become ready."""
         self.now += 1.0
         for (kind, _), body in self.children.items():
-            if kind == "Job" and self.said is not None:
+            if kind == "Job" and "-model-" in body["metadata"]["name"] and self.said is not None:
                 body["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
         deployment = self.children.get(("Deployment", self.owner.name))
         if deployment is None:

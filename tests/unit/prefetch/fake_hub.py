@@ -61,7 +61,7 @@ class FakeHub:
         if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
             return self.send(request, 401, b"")
         path = request.path
-        if path == "/api/models/org/tiny/revision/main":
+        if path in ("/api/models/org/tiny/revision/main", f"/api/models/org/tiny/revision/{COMMIT}"):
             return self.send(request, 200, json.dumps({"sha": COMMIT}).encode())
         if path.startswith(f"/api/models/org/tiny/tree/{COMMIT}"):
             return self.tree(request)

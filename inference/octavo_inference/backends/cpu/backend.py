@@ -187,7 +187,9 @@ class CpuBackend:
         }
         self.adapter_slots = adapter_slots
         ranks = most_ranks(max_adapter_rank, kernels.info.panel)
-        buffers["low_rank"] = _zeros((max(tokens, samples) if adapter_slots else 0, ranks), np.dtype(np.float32))
+        experts_of_token = 1 if config.experts is None else config.experts.chosen + 1
+        changed_rows = max(tokens * experts_of_token, samples) if adapter_slots else 0
+        buffers["low_rank"] = _zeros((changed_rows, ranks), np.dtype(np.float32))
         self._adapters = (abi.AdapterArgs * adapter_slots)()
         self._loaded: list[PackedAdapter | None] = [None] * adapter_slots
         format_of_adapters: WeightFormat = "f32" if format_ == "f32" else "bf16"

@@ -70,7 +70,7 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     limit = min(body.max_tokens, room)
     sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
     reply = _Reply(f"msg_{uuid.uuid4().hex}", body.model, shortened=limit < body.max_tokens, shows_thinking=body.thinks)
-    prompts = engine_requests(service, request, body, reply.id, [tokens], [sampling], planned.guidance)
+    prompts = engine_requests(service, request, loaded, body, reply.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts, None if planned.is_plain else planned)
     if body.stream:

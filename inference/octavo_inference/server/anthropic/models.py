@@ -39,9 +39,11 @@ class ModelPage(msgspec.Struct, frozen=True):
 
 
 async def list_models(service: Service, request: HttpRequest) -> Response:
-    """List the names of the model, a page at a time."""
+    """List the names of the model and its adapters, a page at a time."""
     query = request.query_params
-    names, has_more = page(service.names, query.get("after_id"), query.get("before_id"), _limit(query.get("limit")))
+    names, has_more = page(
+        service.model_names, query.get("after_id"), query.get("before_id"), _limit(query.get("limit"))
+    )
     models = [_model(service, name) for name in names]
     found = ModelPage(models, has_more, names[0] if names else None, names[-1] if names else None)
     return json_response(msgspec.json.encode(found))
@@ -50,7 +52,7 @@ async def list_models(service: Service, request: HttpRequest) -> Response:
 async def get_model(service: Service, request: HttpRequest) -> Response:
     """Get one model by name."""
     name = request.path_params["name"]
-    if name not in service.names:
+    if name not in service.model_names:
         raise model_not_found(name, service.names[0])
     return json_response(msgspec.json.encode(_model(service, name)))
 

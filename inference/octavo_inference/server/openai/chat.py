@@ -56,7 +56,14 @@ async def chat_completions(service: Service, request: HttpRequest) -> Response:
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
     prompts = engine_requests(
-        service, request, body, reply.id, [prepared.tokens], [prepared.sampling], guidance=prepared.plan.guidance
+        service,
+        request,
+        loaded,
+        body,
+        reply.id,
+        [prepared.tokens],
+        [prepared.sampling],
+        guidance=prepared.plan.guidance,
     )
     headers = await prompt_headers(service, request, loaded, prompts)
     plain = prepared.plan.is_plain

@@ -77,7 +77,7 @@ async def completions(service: Service, request: HttpRequest) -> Response:
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
     )
-    prompts = engine_requests(service, request, body, reply.id, prepared.tokens, prepared.sampling, guidance)
+    prompts = engine_requests(service, request, loaded, body, reply.id, prepared.tokens, prepared.sampling, guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     generation = service.generate(request, loaded, prompts)
     heads = [head for head in prepared.heads for _ in range(prepared.sampling[0].n)]

@@ -15,10 +15,10 @@ from octavo_inference.server.service import Service
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    """List all names of the model."""
+    """List all names of the model, and its adapters."""
     if is_anthropic(request.url.path, request.headers):
         return await anthropic.list_models(service, request)
-    return json_response(msgspec.json.encode(ModelList([_model(service, name) for name in service.names])))
+    return json_response(msgspec.json.encode(ModelList([_model(service, name) for name in service.model_names])))
 
 
 async def get_model(service: Service, request: Request) -> Response:
@@ -26,7 +26,7 @@ async def get_model(service: Service, request: Request) -> Response:
     if is_anthropic(request.url.path, request.headers):
         return await anthropic.get_model(service, request)
     name = request.path_params["name"]
-    if name not in service.names:
+    if name not in service.model_names:
         raise model_not_found(name, service.names[0])
     return json_response(msgspec.json.encode(_model(service, name)))
 
@@ -34,4 +34,6 @@ async def get_model(service: Service, request: Request) -> Response:
 def _model(service: Service, name: str) -> ModelObject:
     info = service.loaded.info if service.loaded else None
     limit, task = (None, None) if info is None else (info.max_model_len, info.task)
+    if name not in service.names:
+        return ModelObject(name, int(service.start_time), name, limit, task, service.names[0])
     return ModelObject(name, int(service.start_time), service.names[0], limit, task)

@@ -236,7 +236,8 @@ class ModelObject(msgspec.Struct, frozen=True):
     """A model that is served.
 
     `task` is generate for models that predict tokens, embed for those that give embeddings alone, and score for those
-    that score pairs of texts; null while the model is loading.
+    that score pairs of texts; null while the model is loading. `parent` is the model that an adapter changes; null for
+    the model itself.
     """
 
     id: str
@@ -244,6 +245,7 @@ class ModelObject(msgspec.Struct, frozen=True):
     root: str
     max_model_len: int | None
     task: Task | None = None
+    parent: str | None = None
     object: str = "model"
     owned_by: str = "octavo"
 

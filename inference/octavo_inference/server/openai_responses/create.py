@@ -91,7 +91,7 @@ async def create_response(service: Service, request: HttpRequest) -> Response:
         ignore_eos=bool(body.ignore_eos),
     )
     draft = _draft(body, response_id(service.replica, uuid.uuid4().hex), store=_stores(body, service.responses))
-    prompts = engine_requests(service, request, body, draft.id, [tokens], [sampling], planned.guidance)
+    prompts = engine_requests(service, request, loaded, body, draft.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)
     answer = Answer(draft, is_plain=planned.is_plain)
     exchange = _Exchange(

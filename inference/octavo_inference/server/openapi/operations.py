@@ -23,6 +23,7 @@ ERRORS = {
     404: "There is no such model or object.",
     405: "The path does not take this method.",
     408: "The body did not arrive in time.",
+    403: "The server is not started with what this needs.",
     409: "The state of the server or of the object does not allow this now.",
     413: f"The body is larger than {MAX_BODY:,} bytes.",
     415: "The body is not plain JSON, or its `Content-Type` is not `application/json`.",

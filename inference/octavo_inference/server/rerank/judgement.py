@@ -42,7 +42,9 @@ def requests(
     """Engine requests for the log-probabilities of the two answers. Raises `ApiError`."""
     answers = tuple(_token(loaded.text.tokenizer, answer) for answer in ANSWERS)
     sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, logprob_token_ids=answers)
-    return engine_requests(service, request, body, f"judge-{uuid.uuid4().hex}", inputs, [sampling] * len(inputs))
+    return engine_requests(
+        service, request, loaded, body, f"judge-{uuid.uuid4().hex}", inputs, [sampling] * len(inputs)
+    )
 
 
 def scores(outputs: Sequence[Output], pairs: Sequence[Pair]) -> list[float]:  # noqa: ARG001 -- as in `similarity`

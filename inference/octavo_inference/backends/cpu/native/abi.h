@@ -157,8 +157,8 @@ struct LowRank {
   const float* bias;             // [rows] or null
 };
 
-// An adapter in a slot: its changes of ADAPTED_PARTS matrices of each layer, then of lm_head; null in an empty slot. The
-// change of embeddings has rank 0 for none.
+// An adapter in a slot: its changes of ADAPTED_PARTS matrices of each layer, of lm_head, then of gate_up and down of each
+// expert of each layer, the shared MLP last; null in an empty slot. The change of embeddings has rank 0 for none.
 struct Adapter {
   const LowRank* parts;
   const float *embedding_down, *embedding_up;  // [vocab][rank], [rank][hidden]
@@ -209,7 +209,7 @@ struct Model {
   void *expert_inputs, *expert_activated, *expert_quantized;  // rows by expert; see experts.h
   Latent latent;
   const Adapter* adapters;  // by slot
-  float* low_rank;          // [tokens or sampled rows][low_rank_stride]: rows times `down`; see adapters.h
+  float* low_rank;          // [rows of any product][low_rank_stride]: rows times `down`; see adapters.h
   int64_t low_rank_stride;
 };
 

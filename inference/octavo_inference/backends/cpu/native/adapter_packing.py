@@ -27,7 +27,12 @@ _PARTS: tuple[tuple[str, ...], ...] = (
     ("state.inputs",),
     ("state.output",),
 )
-FIELDS = (*PLAIN_FIELDS, "latent.q", "latent.q_down", "latent.q_up", "latent.kv_down", "state.inputs", "state.output")
+FIELDS = (
+    *PLAIN_FIELDS,
+    *(f"latent.{name}" for name in ("q", "q_down", "q_up", "kv_down")),
+    *(f"experts.{name}" for name in ("gate", "up", "down", "shared_gate", "shared_up", "shared_down")),
+    *("state.inputs", "state.output"),
+)
 """The matrices that adapters may change."""
 
 Shapes = tuple[Mapping[str, tuple[int, int]], ...]
@@ -71,17 +76,25 @@ class AdapterPacker:
         team = self.kernels.library.octavo_team_create(1)
         try:
             packer = Packer(self.kernels, team, self.format, Packed())
-            count = len(self.layers) * len(_PARTS)
-            parts = (abi.LowRankArgs * (count + 1))()
+            head = len(self.layers) * len(_PARTS)
+            experts = 0 if self.config.experts is None else self.config.experts.count + 1
+            parts = (abi.LowRankArgs * (head + 1 + 2 * len(self.layers) * experts))()
             for number, changes in enumerate(adapter.layers):
                 for part, fields in enumerate(_PARTS):
-                    if any(each in changes or f"{each}.0" in changes for each in fields):
-                        parts[number * len(_PARTS) + part] = self._part(packer, found, number, part, changes)
+                    names = [name for each in fields for name in _fields(each, self.shapes[number])]
+                    changed = self._part(packer, found, names, self._matrix(number, part), changes, number)
+                    if changed is not None:
+                        parts[number * len(_PARTS) + part] = changed
+                for expert in range(experts if self.layers[number].experts else 0):
+                    for last, (names, matrix) in enumerate(self._expert(number, expert)):
+                        changed = self._part(packer, found, names, matrix, changes, number)
+                        if changed is not None:
+                            parts[head + 1 + 2 * (number * experts + expert) + last] = changed
             if adapter.lm_head is not None:
                 rows, rank = adapter.lm_head.up.shape
                 up = np.zeros((self.lm_head_rows, rank), np.float32)
                 up[:rows] = adapter.lm_head.up
-                parts[count] = self._low_rank(packer, found, adapter.lm_head.down, up, None, None)
+                parts[head] = self._low_rank(packer, found, adapter.lm_head.down, up, None, None)
             found.args.parts = ctypes.addressof(parts)
             found.keep += [parts, *packer.into.keep, packer.into.arena]
             found.nbytes += packer.into.size
@@ -92,23 +105,33 @@ class AdapterPacker:
         return found
 
     def _part(
-        self, packer: Packer, found: PackedAdapter, number: int, part: int, changes: Mapping[str, LowRank]
-    ) -> abi.LowRankArgs:
-        """The change of a fused matrix: `down` of its fields one below the other, `up` in blocks."""
+        self,
+        packer: Packer,
+        found: PackedAdapter,
+        names: list[str],
+        matrix: abi.PackedMatrix,
+        changes: Mapping[str, LowRank],
+        number: int,
+    ) -> abi.LowRankArgs | None:
+        """The change of a matrix of layer `number` that fuses those of `names`, None if none of them is changed.
+
+        `down` of its fields one below the other, `up` in blocks.
+        """
+        if not any(name in changes for name in names):
+            return None
         shapes = self.shapes[number]
-        names = [name for each in _PARTS[part] for name in _fields(each, shapes)]
-        matrix = self._matrix(number, part)
-        interleaved = part == _GATE_UP and len(names) > 1
+        interleaved = len(names) == 2 and "gate" in names[0] and "up" in names[1]
         ranks = [changes[name].rank if name in changes else 0 for name in names]
         columns = shapes[names[0]][1]
         down = np.zeros((sum(ranks), columns), np.float32)
         up = np.zeros((matrix.rows, sum(ranks)), np.float32)
         bias: NDArray[np.float32] | None = None
-        first, panel = 0, self.kernels.info.panel
-        start = 0
+        first = start = 0
         for place, (name, rank) in enumerate(zip(names, ranks, strict=True)):
             rows = shapes[name][0]
-            at = _interleaved(rows, place, panel) if interleaved else np.arange(start, start + rows)
+            at = np.arange(start, start + rows)
+            if interleaved:
+                at = _interleaved(rows, place, self.kernels.info.panel)
             start += rows
             change = changes.get(name)
             if change is None:
@@ -124,6 +147,21 @@ class AdapterPacker:
         if matrix.order:
             order = np.ctypeslib.as_array((ctypes.c_int32 * columns).from_address(matrix.order))
         return self._low_rank(packer, found, down, up, bias, order)
+
+    def _expert(self, number: int, expert: int) -> tuple[tuple[list[str], abi.PackedMatrix], ...]:
+        """The fields and matrices of an expert's two products; the last expert is the shared MLP."""
+        shapes, packed = self.shapes[number], abi.ExpertLayer.from_address(self.layers[number].experts)
+        count = 0 if self.config.experts is None else self.config.experts.count
+        if expert == count and not packed.shared:
+            return ()
+        kinds = [f"experts.{{}}.{expert}", "experts.shared_{}"]
+        name = kinds[expert == count].format
+        up = [name(kind) for kind in ("gate", "up") if name(kind) in shapes]
+        matrices = [
+            (abi.PackedMatrix * (count + packed.shared)).from_address(each)[expert]
+            for each in (packed.gate_up, packed.down)
+        ]
+        return (up, matrices[0]), ([name("down")], matrices[1])
 
     def _low_rank(
         self,
@@ -178,9 +216,6 @@ class AdapterPacker:
         found.args.embedding_rank = change.rank
         found.keep += [down, up]
         found.nbytes += down.nbytes + up.nbytes
-
-
-_GATE_UP = 2
 
 
 def most_ranks(max_rank: int, panel: int) -> int:

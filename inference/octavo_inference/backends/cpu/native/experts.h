@@ -28,8 +28,9 @@ struct ExpertRun {
 class ExpertPlan {
  public:
   ExpertPlan(const Model& m, const Batch& b)
-      : tokens_(b.num_tokens), chosen_(m.routing.chosen), count_(m.routing.count) {
+      : tokens_(b.num_tokens), chosen_(m.routing.chosen), count_(m.routing.count), adapter_(b.adapter) {
     if (count_ == 0) return;
+    if (adapter_) slots_.resize(size_t(tokens_ * (chosen_ + 1)));
     ids_.resize(size_t(tokens_ * chosen_)), weights_.resize(ids_.size()), row_.resize(ids_.size());
     token_.resize(ids_.size()), starts_.resize(size_t(count_ + 1));
     up_.resize(size_t(m.num_layers)), down_.resize(size_t(m.num_layers));
@@ -85,11 +86,17 @@ class ExpertPlan {
       token_[size_t(row)] = i64(i) / chosen_;
     }
     if (experts.shared) add(count_, routed_rows(), tokens_, experts.gate_up[count_].order);
+    for (size_t row = 0; row < slots_.size(); row++) slots_[row] = adapter_[token_of_row(i64(row))];
   }
+
+  // Slots of the rows' adapters; null if no token has one.
+  const int32_t* slots() const { return adapter_ ? slots_.data() : nullptr; }
 
  private:
   const i64 tokens_;
   const int chosen_, count_;
+  const int32_t* const adapter_;  // of each token
+  std::vector<int32_t> slots_;    // [rows]
   std::vector<int32_t> ids_;    // [tokens][chosen]
   std::vector<float> weights_;  // [tokens][chosen]
   std::vector<i64> row_;        // [tokens][chosen]
@@ -135,9 +142,11 @@ class ExpertsPart {
     choose();
     if (tokens_ > 1 || m_.routing.input_scaled || experts_.ordered)
       step_.rows(rows_, [&](i64 row) { gather(row); });
+    multiply_down(false);
     step_.worker.share(plan_.up_pieces(index_), [&](i64 piece) { up(piece); });
     if (ROUNDS_ACTIVATIONS ? experts_.integers || experts_.ordered : experts_.ordered)
       step_.rows(rows_, [&](i64 row) { round(row); });
+    multiply_down(true);
     step_.worker.share(plan_.down_pieces(index_), [&](i64 piece) { down(piece); });
     step_.rows(tokens_, [&](i64 token) { add(token); });
     step_.watch.lap(step_.profile.experts);
@@ -206,6 +215,41 @@ class ExpertsPart {
     if (rounds) quantize_row(copy, width, expert_rounded(row, width));
   }
 
+  // Rows times `down` of their adapters (adapters.h), for the products with gate and up, or for those with down. Rows of
+  // an expert have adapters in any order, so each is a piece.
+  void multiply_down(bool last) {
+    if (!plan_.slots()) return;
+    const i64 stride = m_.low_rank_stride, panels = stride / PANEL;
+    step_.worker.share(rows_ * panels, [&](i64 piece) {
+      const i64 row = piece / panels, panel = piece % panels;
+      const int32_t slot = plan_.slots()[row];
+      if (slot < 0) return;
+      const ExpertRun& run = plan_.run_of_row(row);
+      const Matrix& down = m_.adapters[slot].parts[adapted(run, last)].down;
+      if (panel >= down.rows / PANEL) return;
+      const StoreFloats store{m_.low_rank + row * stride, stride, nullptr};
+      const Input input{last ? activated(run, row) : up_input(run, row), nullptr};
+      Product<P, StoreFloats>(down, input, 1, store).piece(panel);
+    });
+  }
+
+  // The number of an expert's product among those that adapters change.
+  i64 adapted(const ExpertRun& run, bool last) const {
+    return step_.adapted_head() + 1 + (i64(index_) * (m_.routing.count + 1) + run.expert) * 2 + last;
+  }
+
+  // A row of the input of gate and up, in floats: gather() copies only what differs from its token's.
+  const Act* up_input(const ExpertRun& run, i64 row) const {
+    const bool copied = (m_.routing.input_scaled && !is_shared(run)) || experts_.gate_up[run.expert].order;
+    return copied ? expert_inputs() + row * m_.hidden : inputs(plan_.token_of_row(row));
+  }
+
+  RowChanges changes(const ExpertRun& run, bool last) const {
+    const i64 stride = m_.low_rank_stride;
+    return {m_.adapters, plan_.slots() + run.first, m_.low_rank + run.first * stride, stride, adapted(run, last),
+            m_.format};
+  }
+
   void up(i64 piece) {
     const ExpertRun& run = plan_.run_of_piece(piece, &ExpertRun::up_pieces);
     const Matrix& matrix = experts_.gate_up[run.expert];
@@ -213,8 +257,11 @@ class ExpertsPart {
     const i64 token = plan_.token_of_row(run.first);
     const Input input = run.own_input ? Input{expert_inputs() + run.first * width, expert_rounded(run.first, width)}
                                       : Input{inputs(token), rounded(token)};
+    const RowChanges changed = changes(run, false);
     const auto multiply = [&](const auto& epilogue) {
-      Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue).piece(piece - run.up_pieces);
+      const RowChanges* some = plan_.slots() ? &changed : nullptr;
+      Product<P, std::decay_t<decltype(epilogue)>>(matrix, input, run.rows, epilogue, some)
+          .piece(piece - run.up_pieces);
     };
     Act* const out = activated(run, run.first);
     if (m_.routing.clamp > 0 && !is_shared(run))
@@ -239,7 +286,9 @@ class ExpertsPart {
     const Matrix& matrix = experts_.down[run.expert];
     const StoreFloats epilogue{output(run.first), step_.hidden_stride(), matrix.bias};
     const Input input{activated(run, run.first), activated_rounded(run, run.first)};
-    Product<P, StoreFloats>(matrix, input, run.rows, epilogue).piece(piece - run.down_pieces);
+    const RowChanges changed = changes(run, true);
+    Product<P, StoreFloats>(matrix, input, run.rows, epilogue, plan_.slots() ? &changed : nullptr)
+        .piece(piece - run.down_pieces);
   }
 
   // Sums a token's experts in the order of their numbers, whatever tokens are computed with it.

@@ -1,0 +1,168 @@
+"""The adapters of a server, by name: each is a model of its own, offered by the list file or by an admin request.
+
+The engine knows an adapter by a key that is never used again. So an adapter that takes the place of another with the
+same name has its own prefixes, and answers that have begun keep the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from octavo_inference.core.adapters import EngineAdapter
+from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
+from octavo_inference.engine.output_router import OutputRouter
+from octavo_protocol.adapters import AdapterReport, ListedAdapter, is_adapter_name
+
+# From the check of a request's model until the engine has the request.
+_GRACE_SECONDS = 10.0
+log = logging.getLogger("octavo.server")
+
+
+@dataclass(slots=True)
+class ServedAdapter:
+    """An adapter that is offered. `listed`: by the list file, which also withdraws it. `state`: as the engine says."""
+
+    name: str
+    key: str
+    path: str
+    source: str
+    listed: bool
+    state: EngineAdapter
+
+    @property
+    def report(self) -> AdapterReport:
+        """What load reports say of it."""
+        state = self.state
+        return AdapterReport(
+            name=self.name, state=state.state, source=self.source, rank=state.rank, failure=state.failure
+        )
+
+
+class Adapters:
+    """The adapters of one server. Used in its event loop. `names`: those of the model, which no adapter may have."""
+
+    def __init__(self, router: OutputRouter, names: Iterable[str]) -> None:
+        self.max_loaded = 0
+        self._router = router
+        self._names = frozenset(names)
+        self._by_name: dict[str, ServedAdapter] = {}
+        self._by_key: dict[str, ServedAdapter] = {}
+        self._numbers = itertools.count(1)
+        self._changed = asyncio.Event()
+        router.on_adapters = self.update
+
+    def find(self, name: str) -> ServedAdapter | None:
+        """The adapter of this name."""
+        return self._by_name.get(name)
+
+    @property
+    def all(self) -> list[ServedAdapter]:
+        """All adapters, in the order in which they were offered."""
+        return list(self._by_name.values())
+
+    def reports(self) -> list[AdapterReport]:
+        """What load reports say of all of them."""
+        return [adapter.report for adapter in self._by_name.values()]
+
+    def refusal(self, name: str) -> str:
+        """Why no adapter can have this name; empty if one can."""
+        if self.max_loaded == 0:
+            return "this server takes no adapters; start it with --max-loaded-adapters above 0"
+        if not is_adapter_name(name):
+            return f"{name!r} is no name of an adapter: between two slashes, begin with a letter or a digit"
+        return f"{name!r} is a name of the model itself; choose another one" if name in self._names else ""
+
+    def offer(self, name: str, path: str, source: str = "", *, listed: bool = False, failure: str = "") -> None:
+        """Offer an adapter. It takes the place of one with the same name. With a `failure` there is nothing to read."""
+        self.withdraw(name)
+        failure = failure or self.refusal(name)
+        if not failure:
+            self._by_name[name] = self._new(name, path, source, listed=listed)
+            return
+        log.warning("adapter %s cannot be used: %s", name, failure)
+        state = EngineAdapter(key="", state="failed", failure=failure)
+        self._by_name[name] = ServedAdapter(name, "", path, source, listed, state)
+
+    def withdraw(self, name: str) -> bool:
+        """Take no more requests for an adapter. Returns whether there was one of this name."""
+        adapter = self._by_name.pop(name, None)
+        if adapter is None:
+            return False
+        self._drop(adapter)
+        self._changed.set()
+        return True
+
+    def follow(self, wanted: list[ListedAdapter]) -> None:
+        """Offer what a list has, and withdraw what an earlier one had. What has not changed goes on."""
+        names = {adapter.name for adapter in wanted}
+        for adapter in self.all:
+            if adapter.listed and adapter.name not in names:
+                log.info("adapter %s is withdrawn", adapter.name)
+                self.withdraw(adapter.name)
+        for listed in wanted:
+            known = self._by_name.get(listed.name)
+            same = known is not None and (known.path, known.source) == (listed.path, listed.source)
+            if known is None or not same or known.state.failure != (listed.failure or known.state.failure):
+                self.offer(listed.name, listed.path, listed.source, listed=True, failure=listed.failure)
+
+    def offer_again(self) -> None:
+        """Offer all adapters to an engine that was loaded again."""
+        for adapter in self._by_key.values():
+            adapter.state = EngineAdapter(key=adapter.key, state="loading")
+            self._router.send(OfferAdapter(key=adapter.key, path=adapter.path))
+
+    def update(self, states: list[EngineAdapter]) -> None:
+        """Note the states that the engine reports."""
+        for state in states:
+            adapter = self._by_key.get(state.key)
+            if adapter is None:
+                continue
+            if state.state != adapter.state.state and state.state in {"loaded", "failed"}:
+                rank = f", rank {state.rank}" if state.rank else ""
+                log.info(
+                    "adapter %s is %s%s", adapter.name, state.state, f": {state.failure}" if state.failure else rank
+                )
+            adapter.state = state
+        self._changed.set()
+
+    async def load(self, name: str, path: str) -> str:
+        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or ""."""
+        candidate = self._new(name, path, path, listed=False)
+        try:
+            await self._read([candidate])
+        except asyncio.CancelledError:
+            self._drop(candidate)
+            raise
+        if candidate.state.failure:
+            self._drop(candidate)
+            return candidate.state.failure
+        self.withdraw(name)
+        self._by_name[name] = candidate
+        return ""
+
+    async def settled(self) -> None:
+        """Wait until each adapter is read or has failed."""
+        await self._read(self.all)
+
+    async def _read(self, adapters: list[ServedAdapter]) -> None:
+        while any(each.state.state == "loading" and each.key in self._by_key for each in adapters):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _new(self, name: str, path: str, source: str, *, listed: bool) -> ServedAdapter:
+        """Let the engine read an adapter."""
+        key = f"{name}#{next(self._numbers)}"
+        adapter = ServedAdapter(name, key, path, source, listed, EngineAdapter(key=key, state="loading"))
+        self._by_key[key] = adapter
+        self._router.send(OfferAdapter(key=key, path=path))
+        return adapter
+
+    def _drop(self, adapter: ServedAdapter) -> None:
+        """Let the engine forget an adapter, when requests that have it already but are still tokenized are there."""
+        if self._by_key.pop(adapter.key, None) is not None:
+            message = WithdrawAdapter(key=adapter.key)
+            asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._router.send, message)

@@ -1,0 +1,49 @@
+"""`python -m octavo_inference.sync_adapters --wanted FILE --to FOLDER`: keep a pod's LoRA adapters as a list asks for.
+
+Runs beside the server for as long as the pod does. Only this container has the credentials and the network access. It
+writes FOLDER/list.json for the server. A failed download is tried again, and stops neither the others nor the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+from octavo_inference.download.adapter import fetch_adapter
+from octavo_inference.download.adapter_sync import PARALLEL, AdapterSync
+from octavo_inference.download.transfer import until_terminated
+
+_SECONDS = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Follow the list until the process ends."""
+    parser = argparse.ArgumentParser(prog="octavo_inference.sync_adapters", description="Download LoRA adapters.")
+    parser.add_argument("--wanted", type=Path, required=True, help="file with the list of the operator")
+    parser.add_argument("--to", type=Path, required=True, help="folder for the adapters and the server's list")
+    arguments = parser.parse_args(argv)
+
+    def say(line: str) -> None:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+
+    def download(source: str, folder: Path) -> None:
+        fetch_adapter(source, folder, say, time.monotonic)
+
+    executor = ThreadPoolExecutor(PARALLEL)
+    sync = AdapterSync(arguments.wanted, arguments.to, download, executor, say, time.monotonic())
+    while True:
+        try:
+            sync.step(time.monotonic())
+        except OSError as error:  # a full disk: the server goes on with what it has
+            say(f"{arguments.to}: {error}")
+        time.sleep(_SECONDS)
+
+
+if __name__ == "__main__":
+    until_terminated(main)

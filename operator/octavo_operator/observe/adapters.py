@@ -1,0 +1,87 @@
+"""The adapters of a spec as inspected: from the record of earlier inspections, or by the Jobs that run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from octavo_operator.api.resource import LLMDeployment
+from octavo_operator.api.v1alpha1_adapters import AdapterSpec
+from octavo_operator.observe.inspection import Inspection
+from octavo_operator.observe.messages import short
+from octavo_operator.resources import adapter_job, adapters
+from octavo_protocol.adapters import AdapterInspection, WantedAdapter
+from octavo_protocol.model import ModelFailure, decode_adapter_inspection
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedAdapter:
+    """An adapter and its inspection. `found` is None until it is inspected; `failure`: why it cannot be served.
+
+    `waiting`: why the inspection has no result yet, if that is known.
+    """
+
+    spec: AdapterSpec
+    identity: str
+    found: AdapterInspection | None = None
+    failure: str = ""
+    waiting: str = ""
+
+    @property
+    def source(self) -> str:
+        """What a pod downloads: the URI, at the resolved revision if there is one."""
+        revision = (self.found.revision if self.found else "") or self.spec.revision
+        return f"{self.spec.uri}@{revision}" if revision else self.spec.uri
+
+
+def inspected_adapters(
+    owner: LLMDeployment, record: Mapping[str, AdapterInspection], inspections: Mapping[str, Inspection]
+) -> tuple[InspectedAdapter, ...]:
+    """The adapters of the spec. `record`: inspections by identity; `inspections`: those of Jobs, by the Job's name."""
+    return tuple(_inspected(owner, adapter, record, inspections) for adapter in owner.spec.model.adapters)
+
+
+def _inspected(
+    owner: LLMDeployment,
+    adapter: AdapterSpec,
+    record: Mapping[str, AdapterInspection],
+    inspections: Mapping[str, Inspection],
+) -> InspectedAdapter:
+    identity = adapters.identity(owner, adapter)
+    found = record.get(identity)
+    if found is None:
+        inspection = inspections.get(adapter_job.job_name(owner, adapter))
+        if inspection is None:
+            return InspectedAdapter(adapter, identity)
+        read = _read(inspection.message)
+        if isinstance(read, ModelFailure) and not inspection.done:
+            secret = owner.spec.model.credentials_secret_ref
+            given = f" (current Secret: {secret.name!r})" if secret and read.reason == "Unauthorized" else ""
+            return InspectedAdapter(adapter, identity, failure=short(f"{read.message}{given}"))
+        if not inspection.done:
+            problem = next(iter(inspection.pod.problems), None)
+            return InspectedAdapter(adapter, identity, waiting=problem.message if problem else "")
+        found = read if isinstance(read, AdapterInspection) else AdapterInspection()
+    most = owner.spec.engine.settings.max_adapter_rank
+    if found.rank > most:
+        why = f"its rank is {found.rank}, and spec.engine.adapters.maxRank is {most}; raise it to {found.rank}"
+        return InspectedAdapter(adapter, identity, found, failure=why)
+    return InspectedAdapter(adapter, identity, found)
+
+
+def _read(message: str) -> AdapterInspection | ModelFailure | None:
+    try:
+        return decode_adapter_inspection(message)
+    except msgspec.DecodeError:
+        return None
+
+
+def wanted_list(found: tuple[InspectedAdapter, ...]) -> list[WantedAdapter]:
+    """The list for the pods: those that are inspected, and those that cannot be served, which requests are told."""
+    return [
+        WantedAdapter(name=each.spec.name, source=each.source, failure=each.failure)
+        for each in found
+        if each.found is not None or each.failure
+    ]

@@ -1,0 +1,118 @@
+"""LoRA adapters: the list that running pods follow, and the container that downloads what is on it.
+
+The list is a ConfigMap of a fixed name. A change of it reaches the pods through the kubelet and restarts none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from octavo_operator.api.base import Json
+from octavo_operator.api.model_source import ModelSource, parse
+from octavo_operator.api.resource import LLMDeployment, digest
+from octavo_operator.api.v1alpha1 import Spec
+from octavo_operator.api.v1alpha1_adapters import AdapterSpec
+from octavo_operator.resources import source
+from octavo_operator.resources.common import NO_GPUS, SECURITY, child
+from octavo_protocol import names
+from octavo_protocol.adapters import AdapterInspection, WantedAdapter, encode_wanted
+
+CONTAINER = "adapters"
+VOLUME = "adapters"
+MOUNT = "/adapters"
+LIST_FILE = f"{MOUNT}/list.json"
+WANTED_VOLUME = "adapters-wanted"
+WANTED_MOUNT = "/adapters-wanted"
+WANTED_FILE = "list.json"
+_INSPECTED = "inspected.json"
+# Annotation of a pod: a hash of the list. The kubelet updates the volumes of a pod soon after its object changes.
+ANNOTATION_LIST = f"{names.API_GROUP}/adapter-list"
+
+
+def slots(spec: Spec) -> int:
+    """Adapters that a replica may have on its device; 0: it takes none."""
+    return spec.engine.settings.max_loaded_adapters
+
+
+def identity(owner: LLMDeployment, adapter: AdapterSpec) -> str:
+    """Ten hex digits, a hash of its URI, revision and credentials Secret. The name is no part of it."""
+    secret = owner.spec.model.credentials_secret_ref
+    return digest({"uri": adapter.uri, "revision": adapter.revision, "secret": secret.name if secret else None})
+
+
+def sources(owner: LLMDeployment) -> list[ModelSource]:
+    """Where the adapters are downloaded from."""
+    return [parse(adapter.uri) for adapter in owner.spec.model.adapters]
+
+
+def list_name(owner: LLMDeployment) -> str:
+    """Name of the ConfigMap. Its hash is of the resource's name, so that no other object has it by chance."""
+    return f"{owner.name}-adapters-{digest(str(owner.key))}"
+
+
+def config_map(owner: LLMDeployment, wanted: Sequence[WantedAdapter], found: Mapping[str, AdapterInspection]) -> Json:
+    """The list for the pods, and the inspections by identity, which are not repeated."""
+    body = child(owner, "v1", "ConfigMap", list_name(owner))
+    inspected = {known: msgspec.to_builtins(one) for known, one in sorted(found.items())}
+    body["data"] = {
+        WANTED_FILE: encode_wanted(list(wanted)).decode(),
+        _INSPECTED: msgspec.json.format(msgspec.json.encode(inspected)).decode(),
+    }
+    return body
+
+
+def recorded(body: Json | None) -> dict[str, AdapterInspection]:
+    """The inspections in the ConfigMap, by identity. Data that someone damaged is none: they are inspected again."""
+    text = ((body or {}).get("data") or {}).get(_INSPECTED, "{}")
+    try:
+        return msgspec.json.decode(text, type=dict[str, AdapterInspection])
+    except msgspec.DecodeError:
+        return {}
+
+
+def list_digest(body: Json) -> str:
+    """Ten hex digits, a hash of the list in the ConfigMap."""
+    return digest(body["data"][WANTED_FILE])
+
+
+def volumes(owner: LLMDeployment) -> list[Json]:
+    """The pod volumes for the list and the adapters; none without slots."""
+    if not slots(owner.spec):
+        return []
+    items = [{"key": WANTED_FILE, "path": WANTED_FILE}]
+    wanted = {"name": list_name(owner), "items": items, "optional": True}
+    return [{"name": VOLUME, "emptyDir": {}}, {"name": WANTED_VOLUME, "configMap": wanted}]
+
+
+def mounts(spec: Spec) -> list[Json]:
+    """Where the server's container finds them."""
+    return [{"name": VOLUME, "mountPath": MOUNT, "readOnly": True}] if slots(spec) else []
+
+
+def containers(owner: LLMDeployment, image: str) -> list[Json]:
+    """The sidecar that downloads adapters while the server runs; none without slots.
+
+    Nothing in it depends on the adapters, whose change must not replace pods.
+    """
+    if not slots(owner.spec):
+        return []
+    follow = ["--wanted", f"{WANTED_MOUNT}/{WANTED_FILE}", "--to", MOUNT]
+    return [
+        {
+            "name": CONTAINER,
+            "image": image,
+            "restartPolicy": "Always",
+            "command": ["python", "-m", "octavo_inference.sync_adapters", *follow],
+            "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.env_for(owner, owner.source)],  # noqa: S108
+            "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+            "securityContext": SECURITY,
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [
+                {"name": VOLUME, "mountPath": MOUNT},
+                {"name": WANTED_VOLUME, "mountPath": WANTED_MOUNT, "readOnly": True},
+                {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
+            ],
+        }
+    ]

@@ -1,0 +1,128 @@
+"""Adapters in PEFT's format, of every family: logits against transformers with the same changes in its weights."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.adapters import save_adapter
+from transformers.pytorch_utils import Conv1D
+
+from octavo_inference.backends.cpu.backend import CpuBackend
+from octavo_inference.backends.cpu.native import library
+from octavo_inference.backends.reference.backend import ReferenceBackend
+from octavo_inference.checkpoints.peft import read_adapter, stored_biases
+from octavo_inference.core.gather import Batch
+from octavo_inference.model_loader import LoadedModel, load_model
+from octavo_inference.models.layer_groups import pool_layout
+
+from .families import BLOCK, DENSE, EXPERTS, FAMILIES, LATENT, build, compare, params, save
+from .gguf_files import GGUF, write_gguf
+
+pytestmark = pytest.mark.timeout(600)
+RANK, ALPHA = 8, 12.0
+# Parts that change tensors of three dimensions, or choose experts.
+_NO_TARGETS = re.compile(r"experts|shared_expert|router|\.gate$|kv_b_proj")
+
+
+class Mixed:
+    """Models whose answers to prompts alternate: the changed one, then the other."""
+
+    def __init__(self, changed: Any, plain: Any) -> None:
+        self._models, self._calls = (changed, plain), 0
+
+    def __call__(self, tokens: Any, **options: Any) -> Any:
+        self._calls += 1
+        return self._models[(self._calls - 1) % 2](tokens, **options)
+
+
+class Alternating:
+    """A backend whose even sequences have the adapter in slot 1."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def logits(self, batch: Batch) -> Any:
+        counts = batch.query_start[1:] - batch.query_start[:-1]
+        slots = np.where(batch.states % 2 == 0, 1, -1).astype(np.int32)
+        return self._backend.logits(replace(batch, adapter=np.repeat(slots, counts)))
+
+
+def targets(model: Any) -> dict[str, Any]:
+    """The linear layers inside of the decoder's layers."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and re.search(r"\.\d+\.", name)
+        and not _NO_TARGETS.search(name)
+    }
+
+
+def change(model: Any, folder: Path) -> Any:
+    """A copy of a model with an adapter's changes, which are saved in `folder`."""
+    changed = copy.deepcopy(model)
+    torch.manual_seed(1)
+    tensors = {}
+    with torch.no_grad():
+        for name, module in targets(changed).items():
+            transposed = isinstance(module, Conv1D)
+            rows, columns = module.weight.shape[::-1] if transposed else module.weight.shape
+            down, up = torch.randn(RANK, columns) * columns**-0.5, torch.randn(rows, RANK) * 0.3
+            delta = up @ down * (ALPHA / RANK**0.5)
+            module.weight += delta.T if transposed else delta
+            tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = down.numpy(), up.numpy()
+    save_adapter(folder, tensors, r=RANK, lora_alpha=ALPHA, use_rslora=True, target_modules=["all-linear"])
+    return changed
+
+
+def adapted(path: Path, folder: Path, max_model_len: int) -> list[Any]:
+    """The reference and the best kernels, with the adapter loaded."""
+    model = load_model(str(path))
+    assert isinstance(model, LoadedModel)
+    adapter = read_adapter(folder, model.config, stored_biases(model.weights), model.text.path, 64)
+    blocks = 24 * len(pool_layout(model.config).groups) + 1
+    sizes: dict[str, Any] = {"num_blocks": blocks, "block_size": BLOCK, "max_model_len": max_model_len}
+    found: list[Any] = []
+    if model.config.latent is None:
+        found.append(ReferenceBackend(model.config, model.weights, **sizes, adapter_slots=2))
+    for variant in library.available()[:1]:
+        cpu: dict[str, Any] = {"max_batched_tokens": 256, "max_running": 8, "dtype": "float32", "threads": 2}
+        kernels = library.load(variant)
+        found.append(
+            CpuBackend.create(
+                model.config, model.weights, kernels=kernels, adapter_slots=2, max_adapter_rank=64, **cpu, **sizes
+            )
+        )
+    for backend in found:
+        backend.load_adapter(1, backend.prepare_adapter(adapter))
+    return [Alternating(backend) for backend in found]
+
+
+@pytest.mark.parametrize("name", params([*FAMILIES, *DENSE, *EXPERTS, *LATENT]))
+def test_from_safetensors(name: str, tmp_path: Path) -> None:
+    family = (FAMILIES | DENSE | EXPERTS | LATENT)[name]
+    model = build(family)
+    save(model, tmp_path / "model")
+    changed = change(model, tmp_path / "adapter")
+    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend)
+
+
+@pytest.mark.parametrize("name", GGUF)
+def test_from_gguf(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    model = build(family)
+    path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
+    changed = change(model, tmp_path / "adapter")
+    for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend)

@@ -1,0 +1,129 @@
+"""Adapters of a whole engine with the built-in model: with speculation, grammars, several answers, preemption."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.support.adapters import save_adapter
+from tests.support.native import needs_native
+
+from octavo_inference import LLM, SamplingParams
+from octavo_inference.common.errors import ModelError, RequestError
+from octavo_inference.core.request import Guidance
+
+pytestmark = [needs_native, pytest.mark.timeout(300)]
+LAYERS, HIDDEN, INNER, KEYS = 30, 576, 1536, 192
+SHAPES = {
+    "self_attn.q_proj": (HIDDEN, HIDDEN),
+    "self_attn.v_proj": (KEYS, HIDDEN),
+    "mlp.up_proj": (INNER, HIDDEN),
+    "mlp.down_proj": (HIDDEN, INNER),
+}
+PROMPTS = ["The lighthouse stood", "def add(a, b):", "Once upon a time", "1 2 3 4 5 6"]
+
+
+def save(folder: Path, seed: int, rank: int) -> Path:
+    rng = np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(LAYERS):
+        for module, (rows, columns) in SHAPES.items():
+            name = f"model.layers.{layer}.{module}"
+            tensors[f"{name}.lora_A.weight"] = rng.standard_normal((rank, columns)).astype(np.float32) * columns**-0.5
+            tensors[f"{name}.lora_B.weight"] = (rng.standard_normal((rows, rank)) * 0.15).astype(np.float32)
+    return save_adapter(folder, tensors, r=rank, lora_alpha=rank)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: save(root / name, seed, rank) for seed, (name, rank) in enumerate({"a": 8, "b": 40, "c": 3}.items())}
+
+
+def loaded(folders: dict[str, Path], **settings: object) -> LLM:
+    sizes = {"max_model_len": 512, "kv_memory": "64Mi", "max_running_requests": 8, "max_loaded_adapters": 2}
+    llm = LLM("smollm2", **(sizes | settings))  # type: ignore[arg-type]
+    for name, folder in folders.items():
+        llm.load_adapter(name, folder)
+    return llm
+
+
+@pytest.fixture(scope="module")
+def llm(folders: dict[str, Path]) -> LLM:
+    return loaded(folders)
+
+
+def texts(llm: LLM, adapter: str | None, **sampling: object) -> list[str]:
+    params = SamplingParams(temperature=0, max_tokens=24, **sampling)  # type: ignore[arg-type]
+    found = llm.generate(PROMPTS, params, adapter=adapter, use_tqdm=False)
+    return [output.text for each in found for output in each.outputs]
+
+
+def test_answers_differ_and_come_again(llm: LLM) -> None:
+    answers = {name: texts(llm, name) for name in (None, "a", "b", "c")}
+    assert len({tuple(each) for each in answers.values()}) == 4
+    for name, before in answers.items():
+        assert texts(llm, name) == before
+
+
+def test_speculation_changes_no_answer(llm: LLM, folders: dict[str, Path]) -> None:
+    guessing = loaded(folders, speculation="ngram")
+    repeats = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    prompt = "one two three four five six seven eight nine ten " * 4
+    for name in (None, "a", "b"):
+        plain, guessed = (each.generate(prompt, repeats, adapter=name, use_tqdm=False) for each in (llm, guessing))
+        assert guessed[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
+    assert guessing.engine.speculation is not None
+    assert guessing.engine.speculation.drafted > 0
+
+
+def test_a_grammar_and_several_answers(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    guidance = Guidance(grammar=f"start: %json {json.dumps(schema)}")
+    params = SamplingParams(temperature=1, seed=3, n=3, max_tokens=40)
+    [found] = llm.generate("A number as JSON:", params, guidance=guidance, adapter="b", use_tqdm=False)
+    assert len(found.outputs) == 3
+    for output in found.outputs:
+        if output.finish_reason == "stop":
+            assert isinstance(json.loads(output.text)["n"], int)
+
+
+def test_preempted_answers_go_on_with_their_adapter(llm: LLM, folders: dict[str, Path]) -> None:
+    for preemption in ("recompute", "swap"):
+        small = loaded(folders, max_model_len=256, kv_memory="8Mi", preemption=preemption, prefix_caching=False)
+        params = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+        wanted = llm.generate(PROMPTS * 2, params, adapter="a", use_tqdm=False)
+        found = small.generate(PROMPTS * 2, params, adapter="a", use_tqdm=False)
+        assert small.engine.stats().preemptions > 0
+        assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in wanted]
+
+
+def test_embeddings_have_the_adapter(llm: LLM) -> None:
+    plain, changed = (llm.embed("a text", adapter=name, use_tqdm=False)[0].embedding for name in (None, "a"))
+    assert 0.0 < float(plain @ changed) < 0.999
+
+
+def test_log_probabilities_of_prompts_have_the_adapter(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    found = [llm.generate(PROMPTS[0], params, adapter=name, use_tqdm=False)[0] for name in (None, "a", "a")]
+    scores = [[each.logprob for each in one.prompt_logprobs or [] if each is not None] for one in found]
+    assert scores[0] != scores[1] == scores[2]
+
+
+def test_unknown_and_unloaded_names(llm: LLM, folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="there is no adapter 'z'; loaded are: a, b, c"):
+        texts(llm, "z")
+    with pytest.raises(ModelError, match=r"adapter_config\.json is missing"):
+        llm.load_adapter("a", tmp_path)
+    before = texts(llm, "a")
+    llm.load_adapter("a", folders["c"])
+    assert texts(llm, "a") == texts(llm, "c") != before
+    llm.load_adapter("a", folders["a"])
+    assert texts(llm, "a") == before

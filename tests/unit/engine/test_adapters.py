@@ -1,0 +1,261 @@
+"""Requests with adapters: each reads its own prefixes, waits for a slot, and none waits forever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo_inference.common.errors import ModelError, RequestError
+from octavo_inference.core.adapter_slots import AdapterSlots
+from octavo_inference.core.engine import Engine
+from octavo_inference.core.engine_limits import EngineLimits
+from octavo_inference.core.request import Output, Request, SamplingParams
+from octavo_inference.models.adapter import Adapter, LowRank
+
+from .echo import CONFIG, EchoBackend
+
+RANK = 3
+
+
+class Reader:
+    """Reads adapters whose folder is a number; 13 fails. Reads wait while `gate` is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.read: list[str] = []
+
+    def __call__(self, folder: Path) -> Adapter:
+        self.gate.wait(10)
+        self.read.append(folder.name)
+        if folder.name == "13":
+            raise ModelError("its rank is odd")
+        none = np.zeros((RANK, 1), np.float32)
+        return Adapter(digest=folder.name, layers=({"q": LowRank(none, none.T)},))
+
+
+class Server:
+    def __init__(self, slots: int = 2, max_cached: int = 32, rows: int = 4) -> None:
+        self.reader = Reader()
+        self.backend = EchoBackend(64, adapter_slots=slots)
+        limits = EngineLimits(64, rows, 16, 100, max_cached_adapters=max_cached)
+        self.time = 0.0
+        self.engine = Engine(self.backend, CONFIG, limits, clock=lambda: self.time, read_adapter=self.reader)
+        self.states: dict[str, str] = {}
+
+    def offer(self, *keys: int) -> None:
+        for key in keys:
+            self.engine.adapters.offer(str(key), f"/adapters/{key}")
+        self.settle()
+
+    def settle(self) -> None:
+        """Steps until all that was offered is read."""
+        self.note()
+        while "loading" in self.states.values():
+            self.engine.wait()
+            self.engine.step()
+            self.note()
+
+    def note(self) -> None:
+        for each in self.engine.adapters.changes() or []:
+            self.states[each.key] = each.state
+
+    def submit(self, name: str, adapter: str = "", tokens: int = 4, prompt: list[int] | None = None) -> None:
+        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, seed=1)
+        self.engine.submit(Request(id=name, tokens=prompt or [1, 2, 3, 4, 5, 6], sampling=sampling, adapter=adapter))
+
+    def run(self) -> dict[str, list[Output]]:
+        found: dict[str, list[Output]] = {}
+        steps = 0
+        while self.engine.has_work:
+            self.engine.wait()
+            for output in self.engine.step():
+                found.setdefault(output.id, []).append(output)
+            steps += 1
+            assert steps < 5000, "the engine does not come to an end"
+        self.note()
+        return found
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def tokens(outputs: list[Output]) -> list[int]:
+    return [token for output in outputs for token in output.tokens]
+
+
+def test_answers_and_prefixes_are_those_of_the_adapter(server: Server) -> None:
+    server.offer(1, 2)
+    assert server.states == {"1": "loaded", "2": "loaded"}
+    alone = {}
+    for name, adapter in (("base", ""), ("one", "1"), ("two", "2")):
+        server.submit(name, adapter)
+        alone[adapter] = tokens(server.run()[name])
+    assert len({tuple(answer) for answer in alone.values()}) == 3
+    for name, adapter in (("a", "2"), ("b", "1"), ("c", ""), ("d", "1")):
+        server.submit(name, adapter)
+    found = server.run()
+    assert {name: tokens(found[name]) for name in "abcd"} == {
+        "a": alone["2"], "b": alone["1"], "c": alone[""], "d": alone["1"],
+    }  # fmt: skip
+    assert all(found[name][0].cached_tokens == 4 for name in "abcd")
+
+
+def test_an_adapter_has_no_prefix_of_another_one(server: Server) -> None:
+    server.offer(1, 2)
+    server.submit("first", "1")
+    server.run()
+    server.submit("other", "2")
+    server.submit("base")
+    found = server.run()
+    assert found["other"][0].cached_tokens == found["base"][0].cached_tokens == 0
+
+
+def test_an_unknown_adapter_is_refused(server: Server) -> None:
+    with pytest.raises(RequestError, match="it is not there") as error:
+        server.submit("a", "7")
+    assert error.value.field == "model"
+
+
+def test_one_that_cannot_be_read_says_why_and_the_others_go_on(server: Server) -> None:
+    server.offer(1)
+    server.reader.gate.clear()
+    server.engine.adapters.offer("13", "/adapters/13")
+    server.submit("waits", "13")
+    server.submit("runs", "1")
+    server.reader.gate.set()
+    found = server.run()
+    assert found["waits"][-1].error == "the adapter cannot be used: its rank is odd"
+    assert found["runs"][-1].finish_reason == "length"
+    assert server.states["13"] == "failed"
+    with pytest.raises(RequestError, match="its rank is odd"):
+        server.submit("later", "13")
+
+
+def test_a_request_waits_while_its_adapter_is_read_and_others_run_meanwhile(server: Server) -> None:
+    server.offer(1)
+    server.reader.gate.clear()
+    server.engine.adapters.offer("2", "/adapters/2")
+    server.submit("waits", "2")
+    server.submit("runs", "1", tokens=20)
+    outputs = [output for _ in range(10) for output in server.engine.step()]
+    assert {output.id for output in outputs} == {"runs"}
+    assert server.engine.stats().waiting == 1
+    server.reader.gate.set()
+    assert tokens(server.run()["waits"])
+
+
+def test_more_adapters_than_slots_take_turns(server: Server) -> None:
+    server.offer(*range(1, 6))
+    assert sorted(server.states.values()) == ["cached"] * 3 + ["loaded"] * 2
+    for number in range(20):
+        server.submit(f"r{number}", str(1 + number % 5))
+    found = server.run()
+    assert len(found) == 20
+    assert all(outputs[-1].finish_reason == "length" for outputs in found.values())
+
+
+def test_a_waiting_adapter_gets_a_slot_although_requests_for_others_keep_coming(server: Server) -> None:
+    server.offer(1, 2, 3)
+    for number in range(4):
+        server.submit(f"busy{number}", str(1 + number % 2), tokens=20)
+    server.submit("waits", "3")
+    begun = None
+    for step in range(200):
+        if step % 2 == 0:
+            server.submit(f"more{step}", str(1 + step // 2 % 2), tokens=20)
+        if any(output.id == "waits" for output in server.engine.step()):
+            begun = step
+            break
+    assert begun is not None, "it waited forever"
+
+
+def test_those_not_used_for_longest_leave_host_memory_and_are_read_again() -> None:
+    server = Server(slots=1, max_cached=2)
+    server.offer(1, 2, 3)
+    assert sorted(server.states.values()) == ["cached", "loaded", "stored"]
+    stored = next(key for key, state in server.states.items() if state == "stored")
+    before = list(server.reader.read)
+    server.submit("a", stored)
+    assert tokens(server.run()["a"])
+    assert server.reader.read == [*before, stored]
+    assert server.states[stored] == "loaded"
+
+
+def test_a_withdrawn_adapter_finishes_its_requests(server: Server) -> None:
+    server.offer(1)
+    server.submit("runs", "1", tokens=10)
+    server.engine.step()
+    server.engine.adapters.withdraw("1")
+    server.submit("on its way", "1")
+    assert server.backend.adapters[0] == 1
+    found = server.run()
+    assert found["runs"][-1].finish_reason == found["on its way"][-1].finish_reason == "length"
+    with pytest.raises(RequestError, match="not there any more"):
+        server.submit("late", "1")
+    assert server.backend.adapters == [None, None]
+    assert server.engine.adapters.changes() is None
+    server.offer(2)
+    server.submit("next", "2")
+    assert tokens(server.run()["next"])
+
+
+def test_requests_that_wait_for_a_withdrawn_adapter_are_served(server: Server) -> None:
+    server.reader.gate.clear()
+    server.engine.adapters.offer("1", "/adapters/1")
+    server.submit("waits", "1")
+    server.engine.adapters.withdraw("1")
+    server.reader.gate.set()
+    assert server.run()["waits"][-1].finish_reason == "length"
+    assert server.backend.adapters == [None, None]
+
+
+def test_an_aborted_or_late_request_gives_its_slot_back() -> None:
+    server = Server(slots=1)
+    server.offer(1, 2)
+    server.submit("runs", "1", tokens=40)
+    server.engine.step()
+    server.submit("gone", "2")
+    server.engine.abort("gone")
+    server.submit("waits", "2")
+    server.engine.abort("runs")
+    assert set(server.run()) == {"waits"}
+    sampling = SamplingParams(max_tokens=30)
+    server.engine.submit(Request(id="slow", tokens=[1], sampling=sampling, adapter="1", timeout=5))
+    server.engine.submit(Request(id="due", tokens=[1], sampling=sampling, adapter="2", timeout=5))
+    server.time += 10
+    found = server.run()
+    assert {output.stop_reason for outputs in found.values() for output in outputs} == {"deadline"}
+    server.submit("after", "2")
+    assert tokens(server.run()["after"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["begin", "end", "place", "room"])), max_size=80))
+def test_slots_are_never_shared_and_never_lost(story: list[tuple[int, str]]) -> None:
+    slots, users = AdapterSlots(3), dict.fromkeys("012345", 0)
+    for number, action in story:
+        key = str(number)
+        if action == "begin" and slots.acquire(key) is not None:
+            users[key] += 1
+        elif action == "end" and users[key]:
+            slots.release(key)
+            users[key] -= 1
+        elif action == "place":
+            before = slots.keys
+            placed = slots.place(key)
+            lost = set(before) - set(slots.keys)
+            assert all(not users[each] for each in lost), "took the slot of an adapter in use"
+            assert (placed is None) == (key not in slots.keys)
+        else:
+            slots.make_room()
+        held = slots.keys
+        assert len(held) <= 3
+        assert all(users[each] == slots.users(each) for each in held)
+        assert all(each in held for each, count in users.items() if count)

@@ -1,0 +1,81 @@
+"""The look at an adapter of a hub, and its download."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
+from tests.unit.prefetch.test_inspect import safetensors
+
+from octavo_inference.download.adapter import fetch_adapter, look_at_adapter
+from octavo_inference.inspect_model import main
+from octavo_protocol.adapters import AdapterInspection
+from octavo_protocol.model import ModelFailure, decode_adapter_inspection
+
+CONFIG = {"peft_type": "LORA", "r": 8, "rank_pattern": {"q_proj": 16}, "base_model_name_or_path": "org/base"}
+
+
+def adapter_files(**changes: Any) -> dict[str, bytes]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": (16, 64),
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": (64, 16),
+    }
+    return {
+        "adapter_config.json": json.dumps(CONFIG | changes).encode(),
+        "adapter_model.safetensors": safetensors(shapes, "F32"),
+        "README.md": b"# an adapter",
+    }
+
+
+@pytest.fixture
+def adapters(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.files = adapter_files()
+    return hub
+
+
+def test_rank_and_size_come_from_the_headers(adapters: FakeHub, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    assert main(["hf://org/tiny", "--adapter", "--report", str(report)]) == 0
+    size = len(adapters.files["adapter_model.safetensors"])
+    assert decode_adapter_inspection(report.read_bytes()) == AdapterInspection(
+        revision=COMMIT, rank=16, file_bytes=size
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "message"),
+    [
+        (adapter_files(use_dora=True), "InvalidModel", "DoRA"),
+        (adapter_files(peft_type="IA3"), "InvalidModel", "only LORA is supported"),
+        ({"adapter_config.json": b"{}"}, "InvalidModel", "has no adapter_model.safetensors"),
+        (
+            {"config.json": b"{}", "model.safetensors": b""},
+            "InvalidModel",
+            "no adapter_config.json and no adapter_model",
+        ),
+        (adapter_files() | {"adapter_model.safetensors": b"x" * 100}, "InvalidModel", "adapter_model.safetensors"),
+    ],
+)
+def test_what_is_no_adapter_says_why(files: dict[str, bytes], reason: str, message: str, adapters: FakeHub) -> None:
+    adapters.files = files
+    found = look_at_adapter("hf://org/tiny")
+    assert isinstance(found, ModelFailure)
+    assert found.reason == reason
+    assert message in found.message
+
+
+def test_a_missing_adapter_is_the_hubs_answer(adapters: FakeHub) -> None:
+    found = look_at_adapter("hf://org/none")
+    assert isinstance(found, ModelFailure)
+    assert found.reason == "ModelNotFound"
+
+
+def test_only_the_files_of_the_adapter_are_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    fetch_adapter(f"hf://org/tiny@{COMMIT}", tmp_path / "to", lambda _: None, time.monotonic)
+    there = {path.name: path.read_bytes() for path in (tmp_path / "to").iterdir()}
+    assert there == {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}

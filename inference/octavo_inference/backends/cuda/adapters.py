@@ -10,18 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import (
-    ENTRY,
-    HEAD,
-    PART,
-    UNIT,
-    AdaptedMatrix,
-    padded_rank,
-    slot_elements,
-)
+from octavo_inference.backends.cuda.adapter_layout import AdaptedMatrix, padded_rank, slot_elements
 from octavo_inference.backends.cuda.buffers import StepBuffers
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.adapter_configs import block_rows, splits_of
+from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, HEAD, PART, UNIT
 from octavo_inference.backends.cuda.kernels.adapter_expand import expand, output_tiles
 from octavo_inference.backends.cuda.kernels.adapter_rows import spread_slots
 from octavo_inference.backends.cuda.kernels.adapter_shrink import shrink, shrink_ids
@@ -32,7 +25,7 @@ from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, LowRank, requ
 
 @dataclass(frozen=True, slots=True)
 class PinnedAdapter:
-    """An adapter in host memory, as a slot holds it: `numbers` and `entries` of `adapter_layout`."""
+    """An adapter in host memory, as a slot holds it: `numbers` and `entries` of `adapter_entries`."""
 
     numbers: Torch
     entries: Torch

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from octavo_inference.backends.cuda.adapter_layout import TILE
+from octavo_inference.backends.cuda.kernels.adapter_entries import TILE
 
 _FEW, _FEW_ROWS, _MANY_ROWS, _FLOAT_ROWS = 256, 16, 64, 32
 _PROGRAMS = 128  # about one for each multiprocessor, if one adapter has all rows

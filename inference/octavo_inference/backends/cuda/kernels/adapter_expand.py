@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import HEAD, PART, TILE, TILE_FIELDS, UNIT
 from octavo_inference.backends.cuda.kernels.adapter_configs import (
     MOST_ACROSS,
     block_rows,
@@ -21,6 +20,7 @@ from octavo_inference.backends.cuda.kernels.adapter_configs import (
     expand_ranks,
     expand_warps,
 )
+from octavo_inference.backends.cuda.kernels.adapter_entries import HEAD, PART, TILE, TILE_FIELDS, UNIT
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 

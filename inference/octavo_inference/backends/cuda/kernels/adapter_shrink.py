@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import UNIT
 from octavo_inference.backends.cuda.kernels.adapter_configs import block_rows, shrink_tile
+from octavo_inference.backends.cuda.kernels.adapter_entries import UNIT
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 
@@ -74,7 +74,7 @@ def shrink(
     """Write the products of rows with the `down` of their adapters to `products`, split over its first dimension.
 
     x [M, K], rows at any stride. `places` and `blocks` are those of `expert_sort` for blocks of `block_rows`, by slot.
-    entries [slots, integers] and numbers [slots, elements] are those of `adapter_layout` for one matrix of K columns,
+    entries [slots, integers] and numbers [slots, elements] are those of `adapter_entries` for one matrix of K columns,
     whose adapters have up to `most_ranks` ranks in all. products [splits, M, ranks] float32; those of other rows and
     ranks are not written.
     """

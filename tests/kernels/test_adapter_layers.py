@@ -220,6 +220,9 @@ def test_what_does_not_fit_is_refused() -> None:
     strange = replace(adapter, layers=({"experts.router": adapter.layers[0]["q"]}, *adapter.layers[1:]))
     with pytest.raises(ModelError, match=r"changes experts\.router of layer 0, which this backend cannot do"):
         backend.prepare_adapter(strange)
+    absent = replace(adapter, layers=({"attention_gate": adapter.layers[0]["q"]}, *adapter.layers[1:]))
+    with pytest.raises(ModelError, match="it changes matrices that the model does not have"):
+        backend.prepare_adapter(absent)
     with pytest.raises(ModelError, match="a rank of 9; the server takes up to 8"):
         backend.prepare_adapter(random_adapter(model[1], np.random.default_rng(0), 9))
     with pytest.raises(ModelError, match="takes no adapters"):

@@ -9,7 +9,8 @@ from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, TILE, 
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Weights
 
-_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), "o": ("o",)}
+_OUTPUT = {"o": ("o",)}
+_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), **_OUTPUT}
 _GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
 
 
@@ -39,7 +40,7 @@ def padded_rank(rank: int) -> int:
 
 
 def adapted_matrices(config: ModelConfig, weights: Weights) -> tuple[AdaptedMatrix, ...]:
-    """All matrices of plain attention and dense MLPs, then the embedding and lm_head."""
+    """All matrices of plain attention, outputs of latent attention, dense MLPs; then the embedding and lm_head."""
     layers = weights.layers[: config.layers]
     found = [matrix for number, layer in enumerate(layers) for matrix in _of_layer(config, number, layer)]
     (vocab, hidden), (own, _) = weights.embedding.shape, weights.lm_head.shape
@@ -65,7 +66,7 @@ def products_width(config: ModelConfig, rank: int) -> int:
 
 
 def _of_layer(config: ModelConfig, number: int, layer: LayerWeights) -> list[AdaptedMatrix]:
-    groups = dict(_ATTENTION if layer.latent is None else {})
+    groups = dict(_ATTENTION if layer.latent is None else _OUTPUT)
     if layer.experts is None:
         groups |= _GATED if config.gated else _NOT_GATED
     found = []

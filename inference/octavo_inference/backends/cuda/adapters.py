@@ -64,6 +64,9 @@ class DeviceAdapters:
         if adapter.rank > self._max_rank:
             raise ModelError(f"a rank of {adapter.rank}; the server takes up to {self._max_rank} (max_adapter_rank)")
         changes = [self._changes(adapter, matrix) for matrix in self._matrices]
+        placed = sum(change is not None for parts in changes for change in parts)
+        if placed < sum(1 for _ in adapter.parts()):
+            raise ModelError("it changes matrices that the model does not have")
         size = sum(_elements(matrix, change) for matrix, change in zip(self._matrices, changes, strict=True))
         numbers = torch.zeros(size, dtype=self._numbers.dtype, pin_memory=self._pinned)
         entries = torch.zeros(self._entries.shape[1:], dtype=torch.int32, pin_memory=self._pinned)

@@ -21,10 +21,13 @@ from .family_logits import BLOCK, BLOCKS, LONGEST, SPANS, expected, prompts, row
 # Separate and stacked projections, rotary pairs in another order, matrices that are stored transposed, parallel layers.
 _FEW = ("llama", "phi3", "gpt2", "falcon-new")
 
+# Transformers takes other divisors for prompts as short as these.
+_NAMES = [name for name in (*FAMILIES, *DENSE) if name != "phi3-long"]
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in _FEW else [pytest.mark.full]) for name in (*FAMILIES, *DENSE)]
+    "name", [pytest.param(name, marks=[] if name in _FEW else [pytest.mark.full]) for name in _NAMES]
 )
 def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
     """In steps that some sequences share with the model itself."""

@@ -30,6 +30,7 @@ EXPERIMENTS = {
     "check": "every kernel and the engine against references",
     "load": "nano-vllm's load through the engine: tok/s beside the ceiling, GPU idle share, step and host times",
     "decode": "decode steps of 1 to 256 sequences against the bytes they must read, by format and context",
+    "adapters": "decode steps of 64 sequences with 1, 8 and 64 adapters against steps without",
     "ttft": "time to the first token against the prompt's length",
     "anchors": "torch's attention and products at the shapes of our kernels",
     "formats": "products of 1 to 2,048 rows by each format of weights",

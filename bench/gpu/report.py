@@ -13,6 +13,7 @@ COLUMNS: dict[str, str] = {
     "load": "model way tokens_per_s ceiling of_ceiling decode_idle decode_idle_most idle_most decode_ms_p50 "
     "decode_ms_p99 host_ms_p50 host_ms_p99 many_host_ms_p50 launch_ms_p50 preemptions graphs replays",
     "decode": "model weights kv context batch step_ms tokens_per_s gb of_bandwidth of_sheet_bandwidth host_ms",
+    "adapters": "model adapters rank batch context step_ms plain_ms of_plain",
     "ttft": "model tokens ttft_ms least_ms most_ms prompt_tokens_per_s of_flops of_sheet_flops",
     "anchors": "key us flash_us cudnn_us library_us of_bandwidth of_flops",
     "formats": "key us library_us of_bandwidth of_flops",
@@ -75,6 +76,11 @@ GOALS = (
     Goal("GPU idle share at most, decodes of at least 32 rows, Qwen3-0.6B shape", "load", "decode_idle_most",
          at_most=0.03, where=_SMALL),
     Goal("the same, Llama-8B shape", "load", "decode_idle_most", at_most=0.03, where=_SMALL | {"model": "llama-8b"}),
+    *(
+        Goal(f"64 decodes with {count} adapters of rank 16, Llama-8B shape: time of a step without", "adapters",
+             "of_plain", at_most=bound, where={"model": "llama-8b", "adapters": count})
+        for count, bound in ((1, 1.1), (8, 1.25), (64, 1.5))
+    ),
     Goal("start to ready, Llama-8B shape, kernels in the cache, s", "start", "ready_s", at_most=20.0,
          where={"model": "llama-8b", "way": "warm"}),
 )  # fmt: skip

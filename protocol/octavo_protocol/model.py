@@ -46,6 +46,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
     running request; `position`: bytes for each position of the longest sequence. `graphs`: decode steps are captured.
+    An adapter has `adapter_elements` for each rank, and `adapter_biases`; a token `adapter_products` for each rank.
     """
 
     head_dim: _Count
@@ -53,6 +54,9 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position: _Count
     shares: tuple[GpuShare, ...]
     graphs: bool = True
+    adapter_elements: _Count = 0
+    adapter_biases: _Count = 0
+    adapter_products: _Count = 0
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):

@@ -320,6 +320,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         pytest.param("tiles", "qwen3-0.6b", "best_us", marks=pytest.mark.full),
         ("decode", "llama-8b", "gb"),
+        ("adapters", "llama-8b", "of_plain"),
         ("load", "qwen3-0.6b", "tokens_per_s"),
         ("ttft", "llama-8b", "ttft_ms"),
         ("anchors", "llama-8b", "us"),

@@ -23,6 +23,7 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.engine.cuda_factory import build_cuda
+from octavo_inference.engine.factory import engine_for
 from octavo_inference.model_loader import LoadedModel, TextModel
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
@@ -67,9 +68,13 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
         yield from tensors(vars(value))
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_the_plan_is_what_is_allocated(kv_dtype: str) -> None:
-    built = build_cuda(EngineSettings(**SETTINGS, kv_dtype=kv_dtype), model(), card())
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"kv_dtype": "int8"}, {"max_loaded_adapters": 3, "max_adapter_rank": 20}],
+    ids=["plain", "int8", "adapters"],
+)
+def test_the_plan_is_what_is_allocated(given: dict[str, Any]) -> None:
+    built = build_cuda(EngineSettings(**SETTINGS, **given), model(), card())
     backend, memory = built.backend, built.memory
     assert isinstance(backend, CudaBackend)
     parts = [backend._decoder, backend._sampler, backend._scorer, backend._transfer]
@@ -109,6 +114,10 @@ def test_graphs_have_room_of_their_own_on_a_card() -> None:
     room = graph_room(StepLimits(512, 32, 40, 16, 132, 1000))
     assert room > 64 * 2**20
     assert beside() == beside(cuda_graphs=True) == beside(cuda_graphs=False) + room
+    adapted = graph_room(StepLimits(512, 32, 40, 16, 132, 1000, adapters=2, adapter_rank=8))
+    some = {"max_loaded_adapters": 2, "max_adapter_rank": 8}
+    assert beside(**some) == beside(**some, cuda_graphs=False) + adapted
+    assert room < adapted < 2 * room
 
 
 def test_an_interpreter_records_no_graphs() -> None:
@@ -160,3 +169,10 @@ def test_the_rehearsal_needs_every_tile_that_serving_does(
                 needed = range(1, min(tokens, most, LIBRARY_ROWS) + 1)
                 assert {linear_tile("int4", m, size, size, dtype) for m in needed} <= rehearsed
     assert any((step.sample.logprobs >= 0).any() for step in steps)
+
+
+def test_adapters_are_refused_on_several_gpus() -> None:
+    settings = EngineSettings(**SETTINGS, tensor_parallel_size=2, max_loaded_adapters=1)
+    with pytest.raises(SettingsError, match=r"max_loaded_adapters 1: .* tensor_parallel_size 2") as refused:
+        engine_for(settings, model())
+    assert refused.value.field == "max_loaded_adapters"

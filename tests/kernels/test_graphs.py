@@ -243,6 +243,9 @@ def test_sizes_of_the_start_and_of_idle_moments() -> None:
     assert [size.sequences for size in first] == [100, 64, 32, 16, 8, 4, 2, 1]
     assert later[:8] == [decodes(n) for n in (96, 88, 80, 72, 56, 48, 40, 24)]
     assert later[8:] == prompt_sizes(limits)
+    both = graph_sizes(replace(limits, adapters=2, adapter_rank=8))
+    for plain, found in zip((first, later), both, strict=True):
+        assert found == plain + [replace(size, adapted=True) for size in plain]
     few, more = graph_sizes(replace(limits, tokens=3))
     assert [size.sequences for size in few] == [3, 2, 1], "a step has no more tokens"
     assert {size.tokens for size in more} == {3}
@@ -260,6 +263,7 @@ def test_the_largest_is_captured_first_and_the_rest_one_by_one_in_idle_moments()
     graphs.start()
     assert order == [decodes(16), decodes(8), decodes(1)]
     assert graphs.choose(decodes(3)) == decodes(8)
+    assert graphs.choose(replace(decodes(3), adapted=True)) is None, "those have graphs of their own"
     assert graphs.choose(mixed) is None
     assert [graphs.idle(), graphs.idle(), graphs.idle(), graphs.idle()] == [True, True, False, False]
     assert order[3:] == [decodes(12), decodes(4), mixed]

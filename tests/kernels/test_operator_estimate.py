@@ -183,6 +183,8 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
     ("config", "stored", "ranks", "engine"),
     [
         (LLAMA_8B, "bf16", 1, {}),
+        (LLAMA_8B, "bf16", 1, {"adapters": {"maxLoaded": 8, "maxRank": 20}}),
+        (GEMMA, "q4_k", 1, {"adapters": {"maxLoaded": 64, "maxRank": 16}, "profile": "throughput"}),
         (LLAMA_8B, "bf16", 1, {"quantization": "fp8", "kv": {"dtype": "fp8"}}),
         (LLAMA_8B, "bf16", 2, {"profile": "throughput", "maxModelLen": 8192}),
         (LLAMA_8B, "q4_k", 1, {"profile": "latency", "kv": {"dtype": "int8", "blockSize": 32}}),
@@ -215,11 +217,12 @@ def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: in
     needs = memory_needs(settings, own, part, H100, dataclasses.replace(ALONE, size=ranks))
     pool, rows, tokens = planned(settings, needs, H100)
     assert expected.weights == needs.weights
+    assert needs.adapters.bytes <= expected.adapters <= 1.01 * needs.adapters.bytes + 2**17
     assert (expected.block, expected.block_size) == (needs.block, needs.block_size)
     # Never less than the server takes, and little more.
-    working = needs.working(rows, tokens)
+    working, loaded = needs.working(rows, tokens), needs.weights + needs.adapters.bytes
     assert working <= expected.working <= 1.02 * working + 2**20
-    assert expected.graphs + expected.reserve == needs.beside_pool(rows, tokens) - needs.weights - working + CONTEXT
+    assert expected.graphs + expected.reserve == needs.beside_pool(rows, tokens) - loaded - working + CONTEXT
     assert expected.kv <= pool
     assert expected.kv == pytest.approx(pool, rel=0.002)
 

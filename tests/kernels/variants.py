@@ -39,6 +39,7 @@ from octavo_inference.models.shard import shard
 from octavo_inference.models.weights import Tensor, Weights
 
 ROWS, TOKENS, LENGTH, BLOCKS, BLOCK_SIZE = 40, 259, 2000, 200, 16
+ADAPTERS = 3
 STATE = LayerParts(attention=False, state=True)
 SMALL = {"layers": 2, "vocab": 3000, "intermediate": 640}
 MODELS = {
@@ -206,7 +207,7 @@ def compiled_late(
         *shard(config, weights, rank=group.rank, size=ranks), group=group,
         device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
-        state_slots=2 * ROWS,
+        state_slots=2 * ROWS, adapter_slots=ADAPTERS if ranks == 1 else 0, max_adapter_rank=24,
         dtype=torch.bfloat16, kv_dtype=kv_dtype, capture=Launched,
         quantization="fp8" if quantization == "fp8" else "auto",
     )  # fmt: skip
@@ -220,6 +221,9 @@ def compiled_late(
     rng = np.random.default_rng(0)
     for step in steps_of(rng, 100):
         backend.launch(step).collect()
+        if backend.adapter_slots and rng.random() < 0.5:
+            slots = rng.integers(-1, ADAPTERS, len(step.row)).astype(np.int32)
+            backend.launch(replace(step, adapter=slots)).collect()
     for count in range(1, 20):
         blocks = rng.permutation(BLOCKS)[:count].tolist()
         backend.from_host(backend.to_host(blocks), blocks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -118,15 +118,19 @@ def run(setting: Setting, model: str, way: Way, batch: int, context: int) -> Row
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A number of sequences, their tokens, and the blocks of each."""
+    """A number of sequences, their tokens, the blocks of each, and adapters that they use in turns."""
 
     batch: int
     context: int
     width: int
+    adapters: int = 0
 
     def at(self, step: int, changes: list[RowChange]) -> RowStep:
         """A decode step: one token of each sequence."""
-        return step_of([1] * self.batch, [self.context + step] * self.batch, changes)
+        found = step_of([1] * self.batch, [self.context + step] * self.batch, changes)
+        if not self.adapters:
+            return found
+        return replace(found, adapter=np.arange(self.batch, dtype=np.int32) % self.adapters)
 
 
 def enter(backend: Any, shape: Shape) -> None:

@@ -86,7 +86,7 @@ def build_cuda(
         ranks.made()
         backend = TensorParallel(own, ranks)
     memory = MemoryPlan(
-        weights=need.weights,
+        weights=need.weights + need.adapters.bytes,
         kv_pool=sizes.kv_memory,
         activations=need.working(sizes.max_running, sizes.max_batched_tokens),
         swap=sizes.swap_memory,

@@ -183,6 +183,7 @@ def _refuse_settings_of_native_kernels(settings: EngineSettings) -> None:
         "kv_dtype": settings.kv_dtype if settings.kv_dtype != "auto" else None,
         "overlap": settings.overlap or None,
         "cuda_graphs": settings.cuda_graphs or None,
+        "max_loaded_adapters": settings.max_loaded_adapters or None,
     }
     for field, value in given.items():
         if value is not None:

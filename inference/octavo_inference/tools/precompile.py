@@ -55,6 +55,8 @@ USUAL = (
 # multiprocessors than any card has, and sequences long enough for the largest split, every split gets compiled.
 _PROCESSORS, _POSITIONS = 192, 32_768
 _BLOCKS = 16
+# Slots and largest rank of adapters: the API's defaults. Servers with others compile a few kernels when they start.
+_ADAPTERS, _RANK = 8, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ def rehearse(
             max_batched_tokens=sizes.max_batched_tokens,
             max_running=sizes.max_running_requests,
             max_model_len=_POSITIONS,
+            adapter_slots=_ADAPTERS if group.size == 1 else 0,
+            max_adapter_rank=_RANK,
             dtype=torch.bfloat16,
             kv_dtype=kv_dtype,
             quantization=quantization,

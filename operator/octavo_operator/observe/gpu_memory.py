@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
-from octavo_operator.observe.memory_estimate import adapter_bytes
 from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
@@ -31,6 +30,8 @@ _CONTEXT = 512 * _MIB
 _RESERVE, _RESERVE_SHARE = 512 * _MIB, 0.02
 _ROUNDING, _MOST_ROUNDING = 0.06, 512 * _MIB
 _GRAPHS, _GRAPH = 64 * _MIB, 4 * _MIB
+# Of adapters: ranks are padded to a unit; few tokens have products in parts; places of a block; lists of tiles.
+_UNIT, _MOST_PARTS, _PARTED, _PLACES, _TILES = 8, 16, 8192, 64, 1 << 16
 # Flags of octavo-server that change its memory on a GPU: with one of them there is no estimate.
 _SIZING = frozenset(
     {
@@ -104,10 +105,11 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     chunk = _STEPS * tokens
     columns = table_count(kinds) * math.ceil(longest / block_size)
     working = _working(settings, gpu, share, rows, tokens, longest, columns) + max(_TRANSFER, block)
-    graphs = 0 if settings.cuda_graphs is False or not gpu.graphs else _GRAPHS + _GRAPH * graph_count(rows, tokens)
+    count = graph_count(rows, tokens) * (2 if settings.max_loaded_adapters else 1)  # with adapters, and without
+    graphs = 0 if settings.cuda_graphs is False or not gpu.graphs else _GRAPHS + _GRAPH * count
     memory = card.memory if card else 0
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
-    adapters = adapter_bytes(settings, found)
+    adapters = _adapters(settings, gpu)
     room = memory - weights - adapters - working - graphs - reserve
     useful = rows * blocks_held(kinds, longest, chunk, block_size) * block
     useful += most_useful(rows, found.state_bytes, settings.state_snapshots)
@@ -173,7 +175,31 @@ def _working(
         + gpu.position * longest
         + tokens * (share.token + size * share.token_elements + eight_bits)
         + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)
+        + _adapted(settings, gpu, max(tokens, rows), rows)
     )
+
+
+def _rank(settings: EngineSettings) -> int:
+    """The largest rank of an adapter, padded."""
+    return math.ceil(settings.max_adapter_rank / _UNIT) * _UNIT
+
+
+def _adapters(settings: EngineSettings, gpu: GpuReport) -> int:
+    """The slots of adapters, each for one that changes all matrices with the largest rank."""
+    if not settings.max_loaded_adapters:
+        return 0
+    elements = _rank(settings) * gpu.adapter_elements + gpu.adapter_biases
+    return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
+
+
+def _adapted(settings: EngineSettings, gpu: GpuReport, tokens: int, rows: int) -> int:
+    """Buffers of steps with adapters: products, which few tokens have in up to 16 parts; tokens in order of slots."""
+    slots = settings.max_loaded_adapters
+    if not slots:
+        return 0
+    products = max(tokens, min(_MOST_PARTS * tokens, _PARTED)) * _rank(settings) * gpu.adapter_products
+    places = tokens + _PLACES * min(tokens, slots)
+    return _ID_BYTES * (products + tokens + 2 * rows + 2 * (places + slots))
 
 
 def graph_count(rows: int, tokens: int) -> int:

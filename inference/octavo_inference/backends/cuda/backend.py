@@ -18,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.backends.cuda.buffers import StepLimits, allocate, buffer_shapes
+from octavo_inference.backends.cuda.adapter_layout import adapted_matrices
+from octavo_inference.backends.cuda.adapters import DeviceAdapters, PinnedAdapter
+from octavo_inference.backends.cuda.buffers import StepBuffers, StepLimits, allocate, buffer_shapes
 from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.decoder import Decoder
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, fp8_products, watched
@@ -43,9 +45,9 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.backends.cuda.weight_loading import activation_copies, upload
 from octavo_inference.common.errors import DeviceError, ModelError, SettingsError, UnsupportedModelError
 from octavo_inference.config.engine import KvDtype
-from octavo_inference.core.backend import WithoutAdapters
 from octavo_inference.core.model_input import Float32, RowChange, RowSamples, RowStep, StepResult
 from octavo_inference.core.request import MAX_LOGPROBS
+from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.features import require_features
 from octavo_inference.models.layer_groups import pool_layout
@@ -138,7 +140,7 @@ class GuidedCudaStep:
         return self.sampled.collect()
 
 
-class CudaBackend(WithoutAdapters):
+class CudaBackend:
     """`Backend` on one GPU. All its memory is allocated at creation.
 
     `graphs` holds the CUDA graphs of steps; None where every step is launched kernel by kernel.
@@ -162,6 +164,7 @@ class CudaBackend(WithoutAdapters):
         self.state_slots = decoder.context.states.data.shape[1]
         self.vocab_size = decoder.context.config.vocab
         self.hidden_size = decoder.context.config.hidden
+        self.adapter_slots = decoder.context.limits.adapters
         self.steps_ahead = 1
         self.decode_runs = False
         self.max_prompt_scores: int | None = None
@@ -198,6 +201,8 @@ class CudaBackend(WithoutAdapters):
         max_running: int,
         max_model_len: int,
         state_slots: int = 0,
+        adapter_slots: int = 0,
+        max_adapter_rank: int = 0,
         dtype: torch.dtype,
         kv_dtype: KvDtype = "auto",
         quantization: Quantization = "auto",
@@ -209,9 +214,10 @@ class CudaBackend(WithoutAdapters):
         """Load the weights onto the device and allocate all other device memory.
 
         In a `group` of several ranks, config and weights are the rank's shard, and every step waits for the other
-        ranks. `state_slots` of a model with state layers: one for each row, then those of snapshots. `capture` records
-        graphs (`graphs.CudaCapture`). `progress` receives the bytes of weights loaded and
-        their total. Raises `ModelError` and `SettingsError` for requests that the kernels or the GPU do not support.
+        ranks. `state_slots` of a model with state layers: one for each row, then those of snapshots. There
+        are `adapter_slots` for adapters of up to `max_adapter_rank`. `capture` records graphs (`graphs.CudaCapture`).
+        `progress` receives the bytes of weights loaded and their total. Raises `ModelError` and `SettingsError` for
+        requests that the kernels or the GPU do not support.
         """
         check(config, device, kv_dtype)
         if config.learned_positions and max_model_len > config.learned_positions:
@@ -232,6 +238,8 @@ class CudaBackend(WithoutAdapters):
             config.vocab,
             len(layout.groups),
             group.size,
+            adapter_slots,
+            max_adapter_rank,
         )
         ropes = {rope: rope.table(max_model_len) for rope in map(config.rope, range(config.layers)) if rope is not None}
         tables = {rope: torch.from_numpy(table).to(device.torch) for rope, table in ropes.items()}
@@ -267,6 +275,7 @@ class CudaBackend(WithoutAdapters):
             DeviceStates.allocate(config, slots=max(state_slots, max_running), device=device.torch),
             group,
             _slopes(config, group, device.torch),
+            _adapters(config, weights, buffers, limits, dtype, device.torch),
         )
         decoder = Decoder(context, loaded)
         sampler = Sampler(rows.table, vocab=config.vocab, max_rows=max_running, max_logprobs=MAX_LOGPROBS)
@@ -288,6 +297,15 @@ class CudaBackend(WithoutAdapters):
         if self.graphs is not None:
             with self._watched():
                 self.graphs.start()
+
+    def prepare_adapter(self, adapter: Adapter) -> PinnedAdapter:
+        """Bring an adapter into the form of a slot, in any thread. Raises `ModelError` for one that does not fit."""
+        return self._adapters.prepare(adapter)
+
+    def load_adapter(self, slot: int, adapter: PinnedAdapter | None) -> None:
+        """Put an adapter into a slot, or empty it, for later launches. Does not wait for the device."""
+        with self._watched():
+            self._adapters.load(slot, adapter)
 
     def launch(self, step: RowStep) -> CudaStep | GuidedCudaStep:
         """Launch a step; the device runs it after the earlier steps. Raises `DeviceLostError` when the GPU is lost."""
@@ -321,7 +339,7 @@ class CudaBackend(WithoutAdapters):
                 self._sampler.choose(self._sampler.adjust(logits, step.sample), inputs)
             chosen = self._sampler.send(logits, inputs, step.sample)
             # Last: it writes into the buffer of the logits.
-            scored = self._scorer.send(step.scores) if step.scores else None
+            scored = self._scorer.send(step.scores, adapted=len(step.adapter) > 0) if step.scores else None
             return CudaStep(chosen, pooled, scored, self._synchronize)
 
     def logits(self, step: RowStep) -> Float32:
@@ -400,6 +418,13 @@ class CudaBackend(WithoutAdapters):
         with self._watched():
             self._state_transfer.from_host(saved, slots)
 
+    @property
+    def _adapters(self) -> DeviceAdapters:
+        found = self._decoder.context.adapters
+        if found is None:
+            raise ModelError("the backend of this model takes no adapters")
+        return found
+
     def _compute(self, inputs: Inputs) -> None:
         """Run forward and sampling: the work that a graph records."""
         self._sampler.choose(self._decoder.forward(inputs), inputs)
@@ -472,9 +497,30 @@ def limits_of(
     vocab: int,
     groups: int = 1,
     ranks: int = 1,
+    adapters: int = 0,
+    adapter_rank: int = 0,
 ) -> StepLimits:
     """Limits of the largest step with these settings."""
-    return StepLimits(tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks, groups)
+    return StepLimits(
+        tokens, rows, max_model_len, block_size, device.multiprocessors, vocab, ranks, groups, adapters, adapter_rank
+    )
+
+
+def _adapters(
+    config: ModelConfig,
+    weights: Weights,
+    buffers: StepBuffers[Torch],
+    limits: StepLimits,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> DeviceAdapters | None:
+    """The slots of a model's adapters, empty; None without any."""
+    if not limits.adapters:
+        return None
+    matrices = adapted_matrices(config, weights)
+    return DeviceAdapters(
+        matrices, buffers, slots=limits.adapters, max_rank=limits.adapter_rank, dtype=dtype, device=device
+    )
 
 
 def _pool(

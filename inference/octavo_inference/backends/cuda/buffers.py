@@ -11,7 +11,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.adapter_layout import products_width
 from octavo_inference.backends.cuda.collectives import gathered_size
+from octavo_inference.backends.cuda.kernels import adapter_configs
 from octavo_inference.backends.cuda.kernels.decode_parts import (
     PART_FIELDS,
     PROGRAMS,
@@ -43,7 +45,7 @@ class StepLimits:
 
     `processors` is the device's number of multiprocessors. It determines into how many parts attention splits keys.
     `ranks` is the number of GPUs that share the model, `vocab` the size of its vocabulary. `groups` is the number of
-    block tables of a sequence.
+    block tables of a sequence. A step may use `adapters` slots of adapters of up to `adapter_rank`.
     """
 
     tokens: int
@@ -54,6 +56,8 @@ class StepLimits:
     vocab: int
     ranks: int = 1
     groups: int = 1
+    adapters: int = 0
+    adapter_rank: int = 0
 
     @property
     def columns(self) -> int:
@@ -99,8 +103,9 @@ class StepBuffers(Generic[T]):
     are those of `pooling.Pooler`. `query_latent`, `queries`, `absorbed` and `latents` are those of latent attention
     (`mixer_sizes`), the buffers from `router_sums` to `expert_tokens` those of mixtures of experts (`expert_shapes`),
     those from `state_inputs` to `state_solved` of state layers (`state_shapes`), without elements in models that have
-    none. `added` holds the outputs that are added to those in `projected`: of a state layer beside attention, and of an
-    MLP parallel to it.
+    none. Those from `adapter_slots` to `adapter_products` are those of adapters (`adapter_shapes`), without elements
+    where steps use none. `added` holds the outputs that are added to those in `projected`: of a state layer beside
+    attention, and of an MLP parallel to it.
     """
 
     fp8_activations: T
@@ -139,6 +144,12 @@ class StepBuffers(Generic[T]):
     convolved: T
     state_mixed: T
     state_solved: T
+    adapter_slots: T
+    adapter_samples: T
+    adapter_totals: T
+    adapter_places: T
+    adapter_blocks: T
+    adapter_products: T
     sampled: T
     logits: T
     gathered: T
@@ -193,6 +204,7 @@ def buffer_shapes(
         activated=by_token(inner),
         **expert_shapes(config, tokens, dtype),
         **state_shapes(config, tokens, dtype),
+        **adapter_shapes(config, limits, dtype),
         sampled=BufferShape((rows, config.hidden), dtype),
         logits=BufferShape((rows, config.vocab), torch.float32),
         gathered=flat(gathered_size(config.vocab, rows, limits.ranks), torch.float32),
@@ -243,6 +255,29 @@ def state_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[s
     return {name: BufferShape((tokens, *shape), dtype) for name, shape in shapes.items()}
 
 
+def adapter_shapes(config: ModelConfig, limits: StepLimits, dtype: torch.dtype) -> dict[str, BufferShape]:
+    """Buffers of adapters: slots of query tokens and sample rows, their order by slot, products with `down`."""
+    slots, tokens = limits.adapters, max(limits.tokens, limits.rows) if limits.adapters else 0
+    steps = adapter_configs.row_steps(tokens) if tokens else []
+    rows = [adapter_configs.block_rows(step, dtype) for step in steps]
+    blocks = [most_blocks(step, slots, block) for step, block in zip(steps, rows, strict=True)]
+    width = products_width(config, limits.adapter_rank)
+
+    def integers(count: int) -> BufferShape:
+        return BufferShape((count,), torch.int32)
+
+    return {
+        "adapter_slots": integers(tokens),
+        "adapter_samples": integers(limits.rows if slots else 0),
+        "adapter_totals": integers(slots),
+        "adapter_places": integers(max((b * r for b, r in zip(blocks, rows, strict=True)), default=0)),
+        "adapter_blocks": integers(max(blocks, default=0)),
+        "adapter_products": BufferShape(
+            (adapter_configs.products_size(tokens, width, dtype) if tokens else 0,), torch.float32
+        ),
+    }
+
+
 def sort_sizes(tokens: int, experts: Experts, dtype: torch.dtype) -> tuple[int, int]:
     """Most blocks, and most places of blocks, of a step of up to `tokens` tokens."""
     if experts.count == 0:
@@ -288,16 +323,24 @@ class InputPlaces:
     logprobs: int
     report_ids: int
     parts: int
+    adapter: int
     end: int
 
 
 def input_places(limits: StepLimits) -> InputPlaces:
-    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, two `bounds`; parts."""
+    """Places of the inputs, padded: one integer of each kind per row, one more `query_start`, two `bounds`; parts.
+
+    The last are the slots of adapters, which only steps with adapters have.
+    """
     one, more = aligned(limits.rows), aligned(limits.rows + 1)
     starts = itertools.accumulate([one, more, one, aligned(2), one, one, one, one, one], initial=0)
     row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts = starts
-    end = parts + PART_FIELDS * most_parts(limits.rows, shares=limits.shares(1), longest=limits.positions)
-    return InputPlaces(row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts, end)
+    most = most_parts(limits.rows, shares=limits.shares(1), longest=limits.positions)
+    adapter = parts + aligned(PART_FIELDS * most)
+    end = adapter + (one if limits.adapters else 0)
+    return InputPlaces(
+        row, query_start, seq_len, bounds, query, sample_row, position, logprobs, report_ids, parts, adapter, end
+    )
 
 
 def changes_size(limits: StepLimits) -> int:

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor as Torch
 
+from octavo_inference.backends.cuda.adapters import DeviceAdapters
 from octavo_inference.backends.cuda.device_weights import (
     DeviceAttention,
     DeviceExperts,
@@ -62,6 +63,10 @@ class Decoder:
             buffers.slots[:, :count],
         )
         weights.embedding(tokens, residual, scale=config.embedding_scale, positions=buffers.positions[:count])
+        adapters = None if inputs.adapter is None else context.adapters
+        if adapters is not None and inputs.adapter is not None:
+            adapters.begin(inputs, inputs.adapter)
+            adapters.add_embedding(tokens, residual, config.embedding_scale)
         if weights.embedding_norm is not None:
             normalize(residual, weights.embedding_norm, config.norm_eps, residual)
         parts = list(self._parts())
@@ -72,12 +77,20 @@ class Decoder:
         for part, following in zip(parts, [*(part.norm for part in parts[1:]), weights.final_norm], strict=True):
             self._add(residual, part.run(normed, inputs), part.output_norm, following, normed)
         torch.index_select(normed, 0, inputs.query, out=buffers.sampled[: len(inputs.query)])
-        return self._logits(len(inputs.query))
+        if adapters is not None:
+            adapters.begin_samples(inputs.query)
+        return self._logits(len(inputs.query), adapters)
 
-    def read_out(self, first: int, count: int) -> Torch:
-        """The `logits` of `count` query tokens of the last step, from `first` on; at most as many as rows."""
+    def read_out(self, first: int, count: int, *, adapted: bool) -> Torch:
+        """The `logits` of `count` query tokens of the last step, from `first` on; at most as many as rows.
+
+        `adapted`: the step has adapters.
+        """
         self.context.buffers.sampled[:count].copy_(self.context.buffers.normed[first : first + count])
-        return self._logits(count)
+        adapters = self.context.adapters if adapted else None
+        if adapters is not None:
+            adapters.begin_range(first, count)
+        return self._logits(count, adapters)
 
     def logits(self, count: int) -> Torch:
         """Logits [count, vocab] in float32 of the last step's first sample rows.
@@ -126,7 +139,7 @@ class Decoder:
         mixed = self._mixed(number, layer, x, inputs)
         if layer.post_norm is not None:  # else both read x
             normalize(buffers.residual[: len(x)], layer.post_norm, config.norm_eps, x)
-        return self._sum(mixed.add_(self._fed(number, weights, x, buffers.added[: len(x)])))
+        return self._sum(mixed.add_(self._fed(number, weights, x, buffers.added[: len(x)], inputs)))
 
     def _mixed(self, number: int, layer: DeviceLayer, x: Torch, inputs: Inputs) -> Torch:
         """The sum of the outputs of a layer's mixers, of this rank alone."""
@@ -138,14 +151,14 @@ class Decoder:
             mixed = out if mixed is None else mixed.add_(out)
         return cast("Torch", mixed)
 
-    def _feed_forward(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, _inputs: Inputs) -> Torch:
-        return self._sum(self._fed(number, weights, x, self.context.buffers.projected[: len(x)]))
+    def _feed_forward(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, inputs: Inputs) -> Torch:
+        return self._sum(self._fed(number, weights, x, self.context.buffers.projected[: len(x)], inputs))
 
-    def _fed(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, out: Torch) -> Torch:
+    def _fed(self, number: int, weights: DeviceMlp | DeviceExperts, x: Torch, out: Torch, inputs: Inputs) -> Torch:
         """The output of a feed-forward part, of this rank alone."""
         context = self.context
         if isinstance(weights, DeviceMlp):
-            return mlp(context, weights, x, out)
+            return mlp(context, number, weights, x, out, inputs)
         if context.config.experts is None:
             raise TypeError("experts of a model that has none")
         return mixture(context, number, context.config.experts, weights, x, out)
@@ -162,11 +175,14 @@ class Decoder:
         else:
             add_normalize(residual, x, config.residual_scale, norm, config.norm_eps, out, x_norm)
 
-    def _logits(self, count: int) -> Torch:
-        """Logits of the first rows of `sampled`."""
+    def _logits(self, count: int, adapters: DeviceAdapters | None) -> Torch:
+        """Logits of the first rows of `sampled`, which were sorted last if they have adapters."""
         config, group, buffers = self.context.config, self.context.group, self.context.buffers
         logits, head = self.logits(count), self.weights.lm_head
-        head(buffers.sampled[:count], group.share(logits, buffers.gathered)[:, : head.rows])
+        own = group.share(logits, buffers.gathered)[:, : head.rows]
+        head(buffers.sampled[:count], own)
+        if adapters is not None:
+            adapters.add(None, "lm_head", buffers.sampled[:count], own)
         group.gather(logits, buffers.gathered)
         if config.logit_scale != 1.0:
             logits.mul_(config.logit_scale)

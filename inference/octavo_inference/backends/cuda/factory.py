@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from octavo_common.failpoints import Failpoints
+from octavo_inference.backends.cuda.adapter_layout import adapted_matrices, slots_bytes
 from octavo_inference.backends.cuda.aot import kernel_cache
 from octavo_inference.backends.cuda.backend import DEFAULT_BLOCK_SIZE, CudaBackend, kv_type, limits_of
 from octavo_inference.backends.cuda.buffers import ActivationCopies, StepLimits, buffer_shapes, shapes_bytes
@@ -67,6 +68,8 @@ def create(
             max_running=sizes.max_running,
             max_model_len=sizes.max_model_len,
             state_slots=sizes.state_slots,
+            adapter_slots=need.adapters.slots,
+            max_adapter_rank=need.adapters.max_rank,
             dtype=need.dtype,
             kv_dtype=settings.kv_dtype,
             quantization=need.quantization,
@@ -93,8 +96,17 @@ def create(
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterRoom:
+    """Slots of adapters, their largest rank, and the bytes of all."""
+
+    slots: int = 0
+    max_rank: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """Device memory of a model in bytes: `weights`, a `block` of the KV pool, and buffers of a step.
+    """Device memory of a model in bytes: `weights`, `adapters`, a `block` of the KV pool, and buffers of a step.
 
     `margin` covers the rounding of torch's allocator and the device's other users (cuBLAS, the context). `graphs`:
     decode steps are captured, which needs memory of its own.
@@ -108,6 +120,7 @@ class MemoryNeeds:
     block_size: int
     longest: int
     weights: int
+    adapters: AdapterRoom
     block: int
     margin: int
     ranks: int
@@ -129,12 +142,21 @@ class MemoryNeeds:
     def beside_pool(self, rows: int, tokens: int) -> int:
         """All memory except the pool."""
         limits = self._limits(rows, tokens)
-        return self.weights + self.working(rows, tokens) + self.margin + (graph_room(limits) if self.graphs else 0)
+        graphs = graph_room(limits) if self.graphs else 0
+        return self.weights + self.adapters.bytes + self.working(rows, tokens) + self.margin + graphs
 
     def _limits(self, rows: int, tokens: int) -> StepLimits:
-        groups = len(pool_layout(self.config).groups)
         return limits_of(
-            self.device, tokens, rows, self.longest, self.block_size, self.config.vocab, groups, self.ranks
+            self.device,
+            tokens,
+            rows,
+            self.longest,
+            self.block_size,
+            self.config.vocab,
+            len(pool_layout(self.config).groups),
+            self.ranks,
+            self.adapters.slots,
+            self.adapters.max_rank,
         )
 
 
@@ -168,11 +190,19 @@ def memory_needs(
         block_size,
         settings.max_model_len or config.max_positions,
         size,
+        _adapter_room(settings, config, weights, dtype),
         block,
         device.reserve + min(int(size * _ROUNDING), _MOST_ROUNDING),
         group.size,
         settings.cuda_graphs is not False and device.torch.type == "cuda",
     )
+
+
+def _adapter_room(settings: EngineSettings, config: ModelConfig, weights: Weights, dtype: torch.dtype) -> AdapterRoom:
+    slots, rank = settings.max_loaded_adapters, settings.max_adapter_rank
+    if slots == 0:
+        return AdapterRoom()
+    return AdapterRoom(slots, rank, slots_bytes(adapted_matrices(config, weights), slots, rank, dtype.itemsize))
 
 
 def _dtype(settings: EngineSettings, *, interpreted: bool) -> torch.dtype:

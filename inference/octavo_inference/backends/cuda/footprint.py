@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo_inference.backends.cuda.adapter_layout import adapted_matrices, products_width
+from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, UNIT
 from octavo_inference.backends.cuda.kernels.decode_parts import shares_for
 from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
 from octavo_inference.backends.cuda.mixer_sizes import mixer_sizes
@@ -44,11 +46,16 @@ _ALTERNATIVES = 8 * (1 + MAX_LOGPROBS)
 def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
     """Sizes for each number of GPUs that can share the model. `weights` may be an outline's."""
     ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
+    matrices = adapted_matrices(config, weights)
     return GpuReport(
         head_dim=config.head_dim,
         row_elements=config.hidden,
         position=sum(4 * rope.dim for rope in ropes),
         shares=tuple(_shares(weights, config)),
+        adapter_elements=sum(len(matrix.rows) * matrix.columns + sum(matrix.rows) for matrix in matrices),
+        # Biases, and the entries of matrices.
+        adapter_biases=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices),
+        adapter_products=products_width(config, UNIT) // UNIT,
     )
 
 

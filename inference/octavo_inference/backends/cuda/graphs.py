@@ -90,7 +90,8 @@ class Graphs:
         if size in self.captured:
             return size
         if size.kind == "decodes":
-            fitting = [n for n in self.captured if n.kind == "decodes" and n.sequences >= size.sequences]
+            alike = [n for n in self.captured if n.kind == "decodes" and n.adapted == size.adapted]
+            fitting = [n for n in alike if n.sequences >= size.sequences]
             return min(fitting, default=None)
         mixed = replace(size, kind="mixed")
         return mixed if mixed in self.captured else None
@@ -134,9 +135,16 @@ def first_line(error: Exception) -> str:
 
 
 def graph_sizes(limits: StepLimits) -> tuple[list[LaunchSize], list[LaunchSize]]:
-    """Sizes to capture at the start, and later, in this order."""
+    """Sizes to capture at the start, and later, in this order; each also with adapters where steps may use some."""
     first, later = decode_sizes(limits)
-    return first, later + prompt_sizes(limits)
+    later += prompt_sizes(limits)
+    if not limits.adapters:
+        return first, later
+    return first + _adapted(first), later + _adapted(later)
+
+
+def _adapted(sizes: list[LaunchSize]) -> list[LaunchSize]:
+    return [replace(size, adapted=True) for size in sizes]
 
 
 def graph_room(limits: StepLimits) -> int:

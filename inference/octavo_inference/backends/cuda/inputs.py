@@ -21,13 +21,14 @@ Kind = Literal["decodes", "prompts", "mixed"]
 class LaunchSize:
     """Numbers of sequences, query tokens and sample rows that kernels are launched for; a step may have fewer of each.
 
-    A step of any kind may run as a mixed one.
+    A step of any kind may run as a mixed one. `adapted`: some of its sequences have adapters.
     """
 
     sequences: int
     tokens: int
     samples: int
     kind: Kind
+    adapted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Inputs:
     `row` [B], `query_start` [B + 1], `seq_len` [B] of sequences; `query`, `sample_row`, `position`, `logprobs`,
     `report_ids` [R] of sample rows, as in `core.model_input`. `bounds` [2]: prompts are the sequences from the first
     up to the second, decodes those before. `parts` [P, 3] of the decodes (`kernels.decode_parts`), more than sequences
-    only if keys may be split. `tokens` is the number of query tokens, `kind` as in `LaunchSize`. The token ids follow
+    only if keys may be split. `adapter` [B]: the slot of each sequence's adapter, -1 for none; None if no sequence has
+    one. `tokens` is the number of query tokens, `kind` as in `LaunchSize`. The token ids follow
     from the row table.
     """
 
@@ -53,6 +55,7 @@ class Inputs:
     parts: Torch
     tokens: int
     kind: Kind
+    adapter: Torch | None = None
 
 
 def decodes_of(step: RowStep) -> int:
@@ -65,7 +68,7 @@ def size_of(step: RowStep) -> LaunchSize:
     """The exact size of a step."""
     decodes, sequences = decodes_of(step), len(step.row)
     kind: Kind = "decodes" if decodes == sequences else "mixed" if decodes else "prompts"
-    return LaunchSize(sequences, int(step.query_start[-1]), len(step.sample.row), kind)
+    return LaunchSize(sequences, int(step.query_start[-1]), len(step.sample.row), kind, len(step.adapter) > 0)
 
 
 class Stage:
@@ -77,6 +80,7 @@ class Stage:
         self._longest = limits.positions
         self._staging = Staging(buffer.nbytes, buffer.device)
         self._places = input_places(limits)
+        self._without_adapters = buffer[: self._places.adapter]
         self._nobody = limits.rows
 
     def load(self, step: RowStep, size: LaunchSize) -> None:
@@ -95,7 +99,9 @@ class Stage:
         _put(half[at.report_ids :], sample.report_ids, samples, 0)
         parts = decode_parts(step.seq_len[:decodes], shares=self._shares)
         _put(half[at.parts :], parts.reshape(-1), PART_FIELDS * self._most_parts(size), 0)
-        self._staging.copy(self._buffer)
+        if size.adapted:
+            _put(half[at.adapter :], step.adapter, sequences, -1)
+        self._staging.copy(self._buffer if size.adapted else self._without_adapters)
 
     def inputs(self, size: LaunchSize) -> Inputs:
         """The loaded inputs, as views for kernels of a size."""
@@ -113,6 +119,7 @@ class Stage:
             parts=buffer[at.parts :][: PART_FIELDS * self._most_parts(size)].view(-1, PART_FIELDS),
             tokens=size.tokens,
             kind=size.kind,
+            adapter=buffer[at.adapter :][:sequences] if size.adapted else None,
         )
 
     def _most_parts(self, size: LaunchSize) -> int:

@@ -2,10 +2,12 @@
 
 Decodes are padded to a multiple of 8 sequences, from 8 on. Steps that read prompts are padded to one of 17 numbers of
 tokens up to 2,048, above that to a multiple of 256, and to one of a few numbers of sequences. Padding tokens are
-computed and stored nowhere.
+computed and stored nowhere. Steps with adapters have the same sizes, and graphs and lists of their own.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from octavo_inference.backends.cuda.buffers import StepLimits
 from octavo_inference.backends.cuda.inputs import LaunchSize
@@ -39,6 +41,11 @@ def prompt_sizes(limits: StepLimits) -> list[LaunchSize]:
 
 def padded(size: LaunchSize, limits: StepLimits) -> LaunchSize:
     """The size that a step of an exact size is launched in."""
+    found = _padded(size, limits)
+    return replace(found, adapted=True) if size.adapted else found
+
+
+def _padded(size: LaunchSize, limits: StepLimits) -> LaunchSize:
     if size.kind == "decodes" and size.samples <= size.sequences:
         count = -(-size.sequences // _DECODES_ROUND) * _DECODES_ROUND
         return _decodes(size.sequences if size.sequences < _DECODES_ROUND else min(count, limits.rows, limits.tokens))

@@ -74,8 +74,11 @@ class PromptScorer:
         )
         self._rings = [Ring(_FLIGHTS, part.nbytes, device) for part in (self._integers, self._floats)]
 
-    def send(self, wanted: Sequence[PromptScores]) -> Scored:
-        """Score tokens that follow query tokens of the last step, and start copying the result to the host."""
+    def send(self, wanted: Sequence[PromptScores], *, adapted: bool) -> Scored:
+        """Score tokens that follow query tokens of the last step, and start copying the result to the host.
+
+        `adapted`: the step has adapters.
+        """
         decoder, at = self._decoder, 0
         for scores in wanted:
             for first in range(0, scores.length, self._piece):
@@ -84,7 +87,7 @@ class PromptScorer:
                 self._targets[:count].copy_(decoder.context.table.tokens[scores.row, target : target + count])
                 self._wanted[:count].fill_(scores.logprobs)
                 log_probabilities(
-                    decoder.read_out(scores.query + first, count),
+                    decoder.read_out(scores.query + first, count, adapted=adapted),
                     self._targets[:count],
                     self._wanted[:count],
                     self._integers[at : at + count],

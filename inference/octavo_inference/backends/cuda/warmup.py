@@ -1,16 +1,19 @@
 """Warm-up steps that launch every kernel variant of a server before it is ready: Triton compiles at the first launch.
 
 The variant depends on a step's numbers of tokens, sequences and sample rows. The tiles of products change at
-`ROW_STEPS`. From `LIBRARY_ROWS` on, products with fp8 in groups depend on whether `GROUPED_ROWS` divides the rows.
+`ROW_STEPS`, those of adapters at `adapter_configs.row_steps`. From `LIBRARY_ROWS` on, products with fp8 in groups
+depend on whether `GROUPED_ROWS` divides the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from octavo_inference.backends.cuda.buffers import StepLimits
+from octavo_inference.backends.cuda.kernels.adapter_configs import row_steps
 from octavo_inference.backends.cuda.kernels.launch_configs import ROW_STEPS
 from octavo_inference.backends.cuda.library_products import GROUPED_ROWS
 from octavo_inference.backends.cuda.linear import LIBRARY_ROWS
@@ -31,8 +34,8 @@ _TOKENS = (*ROW_STEPS, LIBRARY_ROWS, -(-LIBRARY_ROWS // GROUPED_ROWS) * GROUPED_
 def rehearsal(limits: StepLimits, more: Sequence[int] = ()) -> Iterator[RowStep]:
     """Decodes from one sequence to all, prompts from a few tokens to a whole step, each kind of sampling, and pooling.
 
-    `more`: further numbers of tokens at which kernels change. All sequences write to block 0: no request owns a block
-    yet.
+    Then the same with adapters, where steps may have some. `more`: further numbers of tokens at which kernels change.
+    All sequences write to block 0: no request owns a block yet. They use slot 0 of adapters, which is empty.
     """
     yield _step([1], limits, "all")
     yield _step([1], limits, "named ids")
@@ -41,6 +44,17 @@ def rehearsal(limits: StepLimits, more: Sequence[int] = ()) -> Iterator[RowStep]
         yield _step([1] * count, limits, "greedy")
     for tokens in sorted({min(n, limits.tokens) for n in (*_TOKENS, *more, limits.tokens)}):
         yield _step(_cut(tokens, limits), limits, "sampled")
+    if not limits.adapters:
+        return
+    yield _adapted(_step([1], limits, "all"))
+    for count in row_steps(rows):
+        yield _adapted(_step([1] * count, limits, "greedy"))
+    for tokens in row_steps(limits.tokens):
+        yield _adapted(_step(_cut(tokens, limits), limits, "greedy"))
+
+
+def _adapted(step: RowStep) -> RowStep:
+    return replace(step, adapter=np.zeros(len(step.row), np.int32))
 
 
 def _cut(tokens: int, limits: StepLimits) -> list[int]:

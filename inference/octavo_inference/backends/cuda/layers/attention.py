@@ -26,6 +26,7 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
     group, at = context.layout.place(number)
     kv, scales = context.pool.layer(at)
     qkv = weights.qkv(x, rows_of(buffers.qkv, tokens, weights.qkv.rows))
+    context.change(inputs, number, "qkv", x, qkv)
     q_norm, k_norm = weights.q_norm, weights.k_norm
     if config.qk_norm == "whole" and q_norm is not None and k_norm is not None:
         widths = {"q_width": heads * config.head_dim, "k_width": kv_heads * config.head_dim}
@@ -80,7 +81,7 @@ def attention(context: LayerContext, number: int, weights: DeviceAttention, x: T
     mixed = attended.view(tokens, -1)
     if config.attention_gate:
         sigmoid_gate(mixed, qkv[:, -mixed.shape[1] :])
-    return weights.o(mixed, buffers.projected[:tokens])
+    return context.change(inputs, number, "o", mixed, weights.o(mixed, buffers.projected[:tokens]))
 
 
 def _partial(context: LayerContext, heads: int, inputs: Inputs) -> Partial | None:

@@ -46,7 +46,7 @@ def mixture(
     )
     outputs = _products(context, experts, weights, x, ids, shares if experts.input_scaled else None)
     if weights.shared is not None:
-        mlp(context, weights.shared, x, out)
+        mlp(context, number, weights.shared, x, out, None)
     expert_sum(outputs, ids, None if experts.input_scaled else shares, gates, out, add=weights.shared is not None)
     return out
 

@@ -65,7 +65,8 @@ def latent_attention(
     attended = buffers.attended[:tokens]
     v_up = weights.v_up.view(-1, latent.value_dim, latent.kv_rank)
     expand_heads(latents, v_up.transpose(1, 2), attended)
-    return weights.o(attended.view(tokens, -1), buffers.projected[:tokens])
+    mixed = attended.view(tokens, -1)
+    return context.change(inputs, number, "o", mixed, weights.o(mixed, buffers.projected[:tokens]))
 
 
 def _partial(context: LayerContext, inputs: Inputs) -> Partial | None:

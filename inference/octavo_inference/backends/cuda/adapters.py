@@ -1,0 +1,198 @@
+"""Adapters on the device: their slots, the blocks of a step's rows, and the changes of products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor as Torch
+
+from octavo_inference.backends.cuda.adapter_layout import AdaptedMatrix, padded_rank, slot_elements
+from octavo_inference.backends.cuda.buffers import StepBuffers
+from octavo_inference.backends.cuda.inputs import Inputs
+from octavo_inference.backends.cuda.kernels.adapter_configs import block_rows, splits_of
+from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, HEAD, PART, UNIT
+from octavo_inference.backends.cuda.kernels.adapter_expand import expand, output_tiles
+from octavo_inference.backends.cuda.kernels.adapter_rows import spread_slots
+from octavo_inference.backends.cuda.kernels.adapter_shrink import shrink, shrink_ids
+from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks, sort_by_expert
+from octavo_inference.common.errors import ModelError
+from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, LowRank, require_supported
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedAdapter:
+    """An adapter in host memory, as a slot holds it: `numbers` and `entries` of `adapter_entries`."""
+
+    numbers: Torch
+    entries: Torch
+
+
+class DeviceAdapters:
+    """The slots of adapters of up to `max_rank`, and the products with those of a step's rows.
+
+    Rows are first sorted by slot: those of all query tokens by `begin`, those of sample rows by `begin_samples`. Both
+    use the same buffers, since the head follows the layers. Creation allocates `adapter_layout.slots_bytes`.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[AdaptedMatrix],
+        buffers: StepBuffers[Torch],
+        *,
+        slots: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.slots, self._max_rank = slots, max_rank
+        self._matrices = tuple(matrices)
+        self._places = {(matrix.layer, matrix.name): place for place, matrix in enumerate(matrices)}
+        self._numbers = torch.zeros((slots, slot_elements(matrices, max_rank)), dtype=dtype, device=device)
+        self._entries = torch.zeros((slots, len(matrices), ENTRY), dtype=torch.int32, device=device)
+        tiles = {rows: output_tiles(rows, device) for rows in {matrix.rows for matrix in matrices}}
+        self._tiles = [tiles[matrix.rows] for matrix in matrices]
+        self._buffers = buffers
+        self._pinned = device.type == "cuda"
+
+    def prepare(self, adapter: Adapter) -> PinnedAdapter:
+        """Bring an adapter into the form of a slot, in any thread. Raises `ModelError` for one that does not fit."""
+        require_supported(adapter, PLAIN_FIELDS)
+        if adapter.rank > self._max_rank:
+            raise ModelError(f"a rank of {adapter.rank}; the server takes up to {self._max_rank} (max_adapter_rank)")
+        changes = [self._changes(adapter, matrix) for matrix in self._matrices]
+        placed = sum(change is not None for parts in changes for change in parts)
+        if placed < sum(1 for _ in adapter.parts()):
+            raise ModelError("it changes matrices that the model does not have")
+        size = sum(_elements(matrix, change) for matrix, change in zip(self._matrices, changes, strict=True))
+        numbers = torch.zeros(size, dtype=self._numbers.dtype, pin_memory=self._pinned)
+        entries = torch.zeros(self._entries.shape[1:], dtype=torch.int32, pin_memory=self._pinned)
+        at = 0
+        for matrix, change, entry in zip(self._matrices, changes, entries.numpy(), strict=True):
+            end = at + _elements(matrix, change)
+            _fill(matrix, change, numbers[at:end], at, entry)
+            at = end
+        return PinnedAdapter(numbers, entries)
+
+    def load(self, slot: int, adapter: PinnedAdapter | None) -> None:
+        """Put an adapter into a slot, or empty it, before later launches on the current stream."""
+        if adapter is None:
+            self._entries[slot].zero_()
+            return
+        self._numbers[slot, : len(adapter.numbers)].copy_(adapter.numbers, non_blocking=True)
+        self._entries[slot].copy_(adapter.entries, non_blocking=True)
+
+    def begin(self, inputs: Inputs, adapter: Torch) -> None:
+        """Sort the query tokens of a step by the slots of their sequences' adapters [B]."""
+        slots = self._buffers.adapter_slots[: inputs.tokens]
+        spread_slots(adapter, inputs.query_start, slots)
+        self._sort(slots)
+
+    def begin_samples(self, query: Torch) -> None:
+        """Sort sample rows, those of query tokens [R]: for the head."""
+        slots = self._buffers.adapter_samples[: len(query)]
+        torch.index_select(self._buffers.adapter_slots, 0, query, out=slots)
+        self._sort(slots)
+
+    def begin_range(self, first: int, count: int) -> None:
+        """Sort `count` query tokens, from `first` on: for the head."""
+        # A copy begins at an aligned address: for others Triton compiles another variant.
+        slots = self._buffers.adapter_samples[:count]
+        slots.copy_(self._buffers.adapter_slots[first : first + count])
+        self._sort(slots)
+
+    def add(self, layer: int | None, name: str, x: Torch, out: Torch) -> None:
+        """Add the changes of x [M, columns] to its products with a matrix, out [M, rows]. M rows were sorted last."""
+        place = self._places[layer, name]
+        matrix = self._matrices[place]
+        products = self._products(matrix, len(x), splits_of(len(x), matrix.columns, x.dtype))
+        places, blocks = self._blocks(len(x))
+        entries = self._entries[:, place]
+        shrink(x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2])
+        expand(
+            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank
+        )  # fmt: skip
+
+    def add_embedding(self, tokens: Torch, out: Torch, scale: float) -> None:
+        """Add the changes of tokens' embeddings [T], times `scale`, to out [T, hidden]."""
+        place = self._places[None, "embedding"]
+        products = self._products(self._matrices[place], len(tokens), 1)
+        places, blocks = self._blocks(len(tokens))
+        entries, slots = self._entries[:, place], self._buffers.adapter_slots[: len(tokens)]
+        shrink_ids(tokens, slots, entries, self._numbers, products, factor=scale, most_ranks=products.shape[2])
+        expand(
+            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank
+        )  # fmt: skip
+
+    def _changes(self, adapter: Adapter, matrix: AdaptedMatrix) -> list[LowRank | None]:
+        """The changes of a matrix's parts."""
+        outer = {"embedding": adapter.embedding, "lm_head": adapter.lm_head}
+        given: Mapping[str, LowRank | None] = outer if matrix.layer is None else adapter.layers[matrix.layer]
+        return [given.get(field) for field in matrix.fields]
+
+    def _products(self, matrix: AdaptedMatrix, rows: int, splits: int) -> Torch:
+        width = len(matrix.rows) * padded_rank(self._max_rank)
+        return self._buffers.adapter_products[: splits * rows * width].view(splits, rows, width)
+
+    def _sort(self, slots: Torch) -> None:
+        block = block_rows(len(slots), self._numbers.dtype)
+        totals, places, blocks = (
+            self._buffers.adapter_totals,
+            self._buffers.adapter_places,
+            self._buffers.adapter_blocks,
+        )
+        sort_by_expert(slots, totals, places, blocks, rows=block)
+
+    def _blocks(self, rows: int) -> tuple[Torch, Torch]:
+        """Places and blocks of so many rows, sorted before."""
+        most = most_blocks(rows, self.slots, block_rows(rows, self._numbers.dtype))
+        return self._buffers.adapter_places, self._buffers.adapter_blocks[:most]
+
+
+def _elements(matrix: AdaptedMatrix, changes: Sequence[LowRank | None]) -> int:
+    """Numbers of a matrix's changes."""
+    found = [change for change in changes if change is not None]
+    ranks = [padded_rank(change.rank) for change in found]
+    up = sum(len(change.up) * rank for change, rank in zip(found, ranks, strict=True))
+    return sum(ranks) * matrix.columns + up + (_bias_elements(matrix) if _biased(changes) else 0)
+
+
+def _biased(changes: Sequence[LowRank | None]) -> bool:
+    return any(change is not None and change.bias is not None for change in changes)
+
+
+def _bias_elements(matrix: AdaptedMatrix) -> int:
+    return -(-sum(matrix.rows) // UNIT) * UNIT
+
+
+def _fill(
+    matrix: AdaptedMatrix,
+    changes: Sequence[LowRank | None],
+    numbers: Torch,
+    start: int,
+    entry: NDArray[np.int32],
+) -> None:
+    """Write the changes of a matrix to `numbers`, zeros that begin at `start` of the run, and to its entry."""
+    ranks = [0 if change is None else padded_rank(change.rank) for change in changes]
+    total = sum(ranks)
+    down = numbers[: total * matrix.columns]
+    # Seen as [ranks, columns] in both orders of memory.
+    rows = down.view(matrix.columns, total).t() if matrix.by_column else down.view(total, matrix.columns)
+    first, at = 0, len(down)
+    for part, (change, rank) in enumerate(zip(changes, ranks, strict=True)):
+        if change is None or rank == 0:
+            continue
+        rows[first : first + change.rank].copy_(torch.from_numpy(change.down))
+        up = numbers[at : at + len(change.up) * rank].view(-1, rank)
+        up[:, : change.rank].copy_(torch.from_numpy(change.up))
+        entry[HEAD + part * PART :][:3] = first // UNIT, rank // UNIT, (start + at) // UNIT
+        first, at = first + rank, at + up.numel()
+    entry[:2] = start // UNIT, total // UNIT
+    if _biased(changes):
+        entry[2:4] = (start + at) // UNIT, 1
+        for change, place, count in zip(changes, np.cumsum([0, *matrix.rows]), matrix.rows, strict=False):
+            if change is not None and change.bias is not None:
+                numbers[at + place : at + place + count].copy_(torch.from_numpy(change.bias))

@@ -168,7 +168,7 @@ async def test_a_failed_adapter(world):
         assert response.status == 503
         error = (await response.json())["error"]
     assert (error["code"], error["message"]) == (
-        "model_failed", "The model 'sql' is an adapter that cannot be used: no file.",
+        "model_failed", "The model 'sql' is an adapter that cannot be used. Its operators have to act.",
     )  # fmt: skip
     async with world.post() as response:
         assert response.status == 200

@@ -431,7 +431,7 @@ async def test_an_adapter_that_failed_everywhere_is_an_error_without_its_reason(
     with pytest.raises(ApiError) as caught:
         pool.hold("sql")
     error = caught.value
-    assert error.message == "The model 'sql' is an adapter that cannot be used: The rank 64 is above 16."
+    assert error.message == "The model 'sql' is an adapter that cannot be used. Its operators have to act."
     assert (error.status, error.code, error.retry_after) == (503, "model_failed", None)
     pool.report("b", {"sql": "cached"})
     assert pool.send("sql")[0] == "b"

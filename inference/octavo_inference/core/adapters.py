@@ -274,6 +274,7 @@ class AdapterPool:
     def _start(self, key: str) -> None:
         offered = self._offered[key]
         if offered.reading is None:
+            self._unreadable.pop(key, None)
             offered.reading = self._executor.submit(self._run, key, offered)
 
     def _run(self, key: str, offered: _Offered) -> object:

@@ -154,8 +154,8 @@ class Service:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names of the model, then those of its adapters."""
-        return (*self.names, *(adapter.name for adapter in self.adapters.all))
+        """The names of the model, then those of the adapters that can be used."""
+        return (*self.names, *(adapter.name for adapter in self.adapters.all if not adapter.state.failure))
 
     def require_generator(self, model: str) -> Loaded:
         """Like `require`, for requests for text. Raises `ApiError` if the model generates none."""

@@ -216,6 +216,7 @@ def test_one_that_fails_says_so_in_the_report_and_in_answers(server: Running, ro
     reports = {each["name"]: each for each in server.load()["adapters"]}
     assert reports["gone"]["failure"] == "no such repository"
     assert "a name of the model itself" in reports["smollm2"]["failure"]
+    assert "gone" not in [each["id"] for each in server.api.get("/v1/models").json()["data"]]
     response = server.api.post("/v1/chat/completions", json=server.body(model="gone"))
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "adapter_unavailable"

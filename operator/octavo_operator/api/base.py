@@ -22,9 +22,10 @@ Quantity = Annotated[str, Field(pattern=QUANTITY), BeforeValidator(str), WithJso
 Bytes = Annotated[str, Field(pattern=BYTES), BeforeValidator(str), WithJsonSchema(_INT_OR_STRING | {"pattern": BYTES})]
 Time = Annotated[str, WithJsonSchema({"type": "string", "format": "date-time"})]
 
-OBJECT_NAME = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+OBJECT_NAME = f"^{_SUBDOMAIN}$"
 # A label's name with its prefix, and a label's value.
-LABEL_KEY = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+LABEL_KEY = rf"^({_SUBDOMAIN}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?$"
 LABEL_VALUE = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_NAME)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=317, pattern=LABEL_KEY)]

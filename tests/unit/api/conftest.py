@@ -64,6 +64,9 @@ class FakeAdapters:
         self.states.pop(key, None)
         self.changed = True
 
+    def close(self) -> None:
+        self.states.clear()
+
     def changes(self) -> list[EngineAdapter] | None:
         changed, self.changed = self.changed, False
         return list(self.states.values()) if changed else None

@@ -94,8 +94,8 @@ def replace_tokens(story: Story, vocab: int) -> Story:
     return Story([token % vocab for token in story.tokens], story.blocks, story.start, story.end)
 
 
-def test_a_long_run_of_wide_rows(kernels: Kernels) -> None:
-    """Wide rows are multiplied in several blocks."""
+def test_a_run_of_rows_in_several_blocks(kernels: Kernels) -> None:
+    """Rows as long as these are not multiplied in one block by all kernels."""
     config = replace(BASE, layers=1, hidden=8192, heads=2, kv_heads=2, head_dim=16, intermediate=32, vocab=64)
     rng = np.random.default_rng(8)
     weights = random_weights(config, rng)

@@ -96,7 +96,7 @@ def replace_tokens(story: Story, vocab: int) -> Story:
 
 def test_a_run_of_rows_in_several_blocks(kernels: Kernels) -> None:
     """Rows as long as these are not multiplied in one block by all kernels."""
-    config = replace(BASE, layers=1, hidden=8192, heads=2, kv_heads=2, head_dim=16, intermediate=32, vocab=64)
+    config = replace(BASE, layers=1, hidden=2752, heads=2, kv_heads=2, head_dim=16, intermediate=32, vocab=64)
     rng = np.random.default_rng(8)
     weights = random_weights(config, rng)
     adapter = random_adapter(weights, rng, 4, ("q", "v", "gate"))

@@ -18,6 +18,7 @@ from octavo_inference.download.adapter import fetch_adapter
 from octavo_inference.download.adapter_sync import PARALLEL, AdapterSync
 from octavo_inference.download.transfer import until_terminated
 
+# The kubelet exchanges a ConfigMap's files and downloads end in threads: neither of them calls.
 _SECONDS = 1.0
 
 

@@ -36,7 +36,6 @@ class _File(msgspec.Struct, kw_only=True):
     use_rslora: bool = False
     rank_pattern: dict[str, int] | None = None
     alpha_pattern: dict[str, float] | None = None
-    target_modules: list[str] | str | None = None
     base_model_name_or_path: str | None = None
     init_lora_weights: bool | str | None = None
     # Only absent, false or empty.
@@ -66,14 +65,13 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """A LoRA adapter. `base`: the model it was trained on, as its author named it. `targets`: names of modules."""
+    """A LoRA adapter. `base`: the model it was trained on, as its author named it."""
 
     rank: int
     alpha: float
     root_scaled: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
-    targets: tuple[str, ...]
     base: str
 
     @property
@@ -114,14 +112,12 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     for name, rank in ranks.items():
         if not 1 <= rank <= MAX_ADAPTER_RANK:
             raise ModelError(f"{path}: a rank of {rank} ({name}); 1 to {MAX_ADAPTER_RANK} is supported")
-    targets = given.target_modules or []
     return AdapterConfig(
         rank=given.r,
         alpha=given.lora_alpha,
         root_scaled=given.use_rslora,
         ranks=_checked(path, given.rank_pattern or {}),
         alphas=_checked(path, given.alpha_pattern or {}),
-        targets=(targets,) if isinstance(targets, str) else tuple(sorted(targets)),
         base=given.base_model_name_or_path or "",
     )
 

@@ -44,8 +44,8 @@ class InputBatch:
         self._report_ids = np.zeros(rows, np.int32)
         self._free = list(range(rows - 1, -1, -1))
         self._changes: list[RowChange] = []
-        # Rows of guided sequences.
-        self._guided = 0
+        # Rows of guided sequences, and of those with an adapter.
+        self._guided = self._adapted = 0
 
     @property
     def free(self) -> int:
@@ -75,12 +75,14 @@ class InputBatch:
         if sequence.rules is not NO_RULES:
             self._enter_rules(sequence)
         self._guided += sequence.guide is not None
+        self._adapted += sequence.adapter >= 0
 
     def leave(self, sequence: Sequence) -> None:
         """Free the row of a sequence. The sequence keeps a copy of its tokens."""
         sequence.tokens = sequence.tokens[: sequence.total].copy()
         self._report_ids[sequence.row] = 0
         self._guided -= sequence.guide is not None
+        self._adapted -= sequence.adapter >= 0
         self._free.append(sequence.row)
         sequence.row = -1
 
@@ -173,7 +175,7 @@ class InputBatch:
             guided,
             run,
             _second_text(plan, seq_len),
-            _adapters(plan),
+            _adapters(plan) if self._adapted else _NO_IDS,
         )
 
 

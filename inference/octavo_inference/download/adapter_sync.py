@@ -19,7 +19,7 @@ from octavo_inference.download.transfer import PrefetchError
 from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_list, decode_wanted, encode_list
 
 LIST = "list.json"
-# A server that reads the list every few seconds has taken an adapter out of use by then.
+# A server reads a changed list within a second. It may still be reading an adapter that was removed from it.
 KEPT_SECONDS = 60.0
 # A server becomes ready after its first list, which has all adapters unless some of them take longer than this.
 FIRST_SECONDS = 120.0

@@ -37,11 +37,6 @@ class LowRank:
         """The change as a matrix, [rows, columns]."""
         return self.up @ self.down
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return self.down.nbytes + self.up.nbytes + (0 if self.bias is None else self.bias.nbytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
@@ -68,11 +63,6 @@ class Adapter:
     def rank(self) -> int:
         """The largest rank of its parts."""
         return max((part.rank for _, part in self.parts()), default=0)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return sum(part.nbytes for _, part in self.parts())
 
 
 PLAIN_FIELDS = ("q", "k", "v", "o", "attention_gate", "gate", "up", "down")

@@ -19,6 +19,7 @@ from octavo_inference.server.service import Service
 from octavo_protocol import names
 from octavo_protocol.adapters import MAX_ADAPTERS
 
+# With a bound that a pattern alone says; `is_adapter_name` has the whole rule.
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}\Z")]
 
 

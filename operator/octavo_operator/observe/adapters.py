@@ -79,9 +79,9 @@ def _read(message: str) -> AdapterInspection | ModelFailure | None:
 
 
 def wanted_list(found: tuple[InspectedAdapter, ...], before: Sequence[WantedAdapter] = ()) -> list[WantedAdapter]:
-    """The list for the pods: those that are inspected, and those that cannot be served, which requests are told.
+    """The list for the pods: adapters that are inspected, and those that cannot be served, with the reason.
 
-    What a name had `before` stays until its new source is inspected, and if that cannot be served: status says so.
+    A name keeps the source it had `before` until its new source is inspected and can be served. Status says why not.
     """
     served = {each.name: each for each in before if not each.failure}
     wanted = []

@@ -22,7 +22,6 @@ class PreparedAdapter:
 
     layers: tuple[Mapping[str, Part], ...]
     outer: Mapping[str, Part]
-    nbytes: int
 
 
 def prepare(adapter: Adapter) -> PreparedAdapter:
@@ -31,7 +30,6 @@ def prepare(adapter: Adapter) -> PreparedAdapter:
     return PreparedAdapter(
         tuple({field: _part(change) for field, change in layer.items()} for layer in adapter.layers),
         {name: _part(change) for name, change in outer.items() if change is not None},
-        adapter.nbytes,
     )
 
 

@@ -135,7 +135,7 @@ class ReferenceBackend:
     def _compute(self, batch: Batch) -> Callable[[], StepResult]:
         """Run the model. The function returned samples."""
         x, places = self._forward(batch)
-        add_states(batch, self._final(x, places, batch, pooled_tokens(batch.pooling), lambda t: t).numpy())
+        add_states(batch, self._final(x, places, batch, pooled_tokens(batch.pooling)).numpy())
         logits = self._read_out(x, places, batch, batch.sample.row)
         scores = [self._score(x, places, batch, rows) for rows in batch.scores]
         return lambda: replace(with_pooled(sample(logits, batch.sample), batch), scores=scores)
@@ -190,7 +190,7 @@ class ReferenceBackend:
     @torch.inference_mode()
     def _read_out(self, x: Torch, places: Torch, batch: Batch, rows: Int32) -> Float32:
         """The logits of some query tokens."""
-        states = self._final(x, places, batch, rows, lambda t: t)
+        states = self._final(x, places, batch, rows)
         tiles, chosen = place_tokens(batch.positions[rows])
         last = torch.zeros(tiles * TILE, self._config.hidden)
         last[chosen] = states
@@ -201,12 +201,12 @@ class ReferenceBackend:
         return softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
 
     @torch.inference_mode()
-    def _final(self, x: Torch, places: Torch, batch: Batch, rows: Int32, then: Callable[[Torch], Torch]) -> Torch:
-        """The normed final states of query tokens `rows`, each passed through `then`."""
+    def _final(self, x: Torch, places: Torch, batch: Batch, rows: Int32) -> Torch:
+        """The normed final states of query tokens `rows`."""
         tiles, chosen = place_tokens(batch.positions[rows])
         last = torch.zeros(tiles * TILE, self._config.hidden)
         last[chosen] = x[places[index(rows)]]
-        return tiled(lambda t: then(self._final_norm(t)), last)[chosen]
+        return tiled(self._final_norm, last)[chosen]
 
     def prepare_adapter(self, adapter: Adapter) -> PreparedAdapter:
         """Bring an adapter into the form that `load_adapter` takes. Raises `ModelError` for changes it cannot apply."""

@@ -100,10 +100,10 @@ def test_what_the_folder_lacks_is_compiled_as_ever(image: Path, tmp_path: Path) 
 
 
 def test_models_of_any_size_take_little_memory(tmp_path: Path) -> None:
-    """Their weights and buffers are never written: in bfloat16 those of these two have 4 GiB."""
+    """Weights and buffers, 4 GiB of these two in bfloat16, are never written. The rest varies with the processors."""
     done = run("-c", REHEARSE, cache=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 1536
+    assert int(done.stdout) < 2560
 
 
 def test_triton_asks_of_a_real_card_nothing_else() -> None:

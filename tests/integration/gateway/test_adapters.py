@@ -15,7 +15,7 @@ import pytest
 from tests.integration.gateway.conftest import StartGateway
 from tests.support.waiting import eventually
 
-from octavo_protocol.adapters import AdapterState
+from octavo_protocol.adapters import AdapterReport, AdapterState
 from octavo_protocol.load import LoadReport, encode
 
 NUMBERS = [one.name for one in msgspec.structs.fields(LoadReport) if one.type is int]
@@ -36,9 +36,8 @@ class AdapterPod:
     def report(self) -> bytes:
         fixed = {"start_time": 1.0, "model": "m", "oldest_wait": 0.0, "ready": True, "draining": False}
         sizes = {"block_size": 16, "blocks_total": 4096, "max_running": 64, "max_batched_tokens": 512}
-        adapters = [{"name": name, "state": state, "failure": "no file"} for name, state in self.adapters.items()]
-        values = dict.fromkeys(NUMBERS, 0) | fixed | sizes | {"adapters": adapters}
-        return encode(msgspec.convert(values, LoadReport))
+        adapters = [AdapterReport(name=name, state=state, failure="no file") for name, state in self.adapters.items()]
+        return encode(LoadReport(**dict.fromkeys(NUMBERS, 0) | fixed | sizes, adapters=adapters))
 
 
 def handler(pod: AdapterPod) -> type[BaseHTTPRequestHandler]:

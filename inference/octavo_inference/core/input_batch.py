@@ -52,6 +52,11 @@ class InputBatch:
         """Number of unused rows."""
         return len(self._free)
 
+    @property
+    def adapted(self) -> int:
+        """Number of rows whose sequence has an adapter."""
+        return self._adapted
+
     def enter(self, sequence: Sequence) -> None:
         """Assign a row to a sequence and write its tokens, blocks and sampling parameters to it."""
         row, table, sampling = self._free.pop(), self.table, sequence.request.sampling

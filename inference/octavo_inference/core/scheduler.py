@@ -11,6 +11,7 @@ prefix cache after their step is computed (`on_computed`).
 from __future__ import annotations
 
 from collections import Counter, deque
+from operator import attrgetter
 
 from octavo_common.failpoints import Failpoints
 from octavo_common.virtual_token_counter import OUTPUT_TOKEN, PROMPT_TOKEN
@@ -367,6 +368,8 @@ class Scheduler:
         if self.states is not None:
             for sequence in decodes:
                 self._leave_snapshot(sequence, plan, self.states)
+        if self.rows.adapted:
+            decodes.sort(key=attrgetter("adapter"))  # rows of an adapter next to each other: kernels read it once for several
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:

@@ -148,13 +148,14 @@ struct Layer {
 };
 
 // An adapter's change of a packed matrix (adapters.h): up * down, and a bias. `down` has the ranks of all parts of a fused
-// matrix, one below the other; no rows: none. A panel of the matrix reads its products from first[panel] on, and as many
-// rows of `up` [start[panels]][PANEL], from start[panel] on. Without any change all is null.
+// matrix, one below the other, in blocks of HALF: [ranks / HALF][columns / GROUP][HALF][GROUP], as operands.h has panels.
+// Each half of a panel reads its products from first[half] on, and as many rows of `up` [start[halves]][HALF], from
+// start[half] on. Without any change all is null.
 struct LowRank {
-  Matrix down;  // of floats
-  const void* up;
-  const int32_t *first, *start;  // [panels], [panels + 1]
+  const void *down, *up;
+  const int32_t *first, *start;  // [halves], [halves + 1]
   const float* bias;             // [rows] or null
+  int32_t ranks;                 // in whole blocks
 };
 
 // An adapter in a slot: its changes of ADAPTED_PARTS matrices of each layer, of lm_head, then of gate_up and down of each

@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 17
+VERSION = 18
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -267,8 +267,8 @@ class LowRankArgs(ctypes.Structure):
     """An adapter's change of a packed matrix."""
 
     _fields_: ClassVar[Fields] = [
-        ("down", PackedMatrix),
-        *[(name, c_void_p) for name in ("up", "first", "start", "bias")],
+        *[(name, c_void_p) for name in ("down", "up", "first", "start", "bias")],
+        ("ranks", c_int32),
     ]
 
 

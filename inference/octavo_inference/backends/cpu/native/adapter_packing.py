@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
-from octavo_inference.backends.cpu.native.packing import Packed, Packer, address
-from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, LowRank, require_supported
+from octavo_inference.backends.cpu.native.packing import address
+from octavo_inference.common.memory_advice import Arena
+from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, Float32, LowRank, require_supported
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Tensor, Weights, bf16_bits, part_tensors
+from octavo_inference.models.weights import Weights, bf16_bits, part_tensors
 
 # The matrices that are changed, in the order of `AdaptedPart`: the fields that each may consist of.
 _PARTS: tuple[tuple[str, ...], ...] = (
@@ -51,6 +52,7 @@ class PackedAdapter:
 
     args: abi.AdapterArgs
     nbytes: int
+    arena: Arena = field(default_factory=Arena)
     keep: list[object] = field(default_factory=list)
 
 
@@ -73,40 +75,33 @@ class AdapterPacker:
         """Pack an adapter. Raises `ModelError` for changes of matrices that the kernels do not change."""
         require_supported(adapter, FIELDS)
         found = PackedAdapter(abi.AdapterArgs(), 0)
-        team = self.kernels.library.octavo_team_create(1)
-        try:
-            packer = Packer(self.kernels, team, self.format, Packed())
-            head = len(self.layers) * len(_PARTS)
-            experts = 0 if self.config.experts is None else self.config.experts.count + 1
-            parts = (abi.LowRankArgs * (head + 1 + 2 * len(self.layers) * experts))()
-            for number, changes in enumerate(adapter.layers):
-                for part, fields in enumerate(_PARTS):
-                    names = [name for each in fields for name in _fields(each, self.shapes[number])]
-                    changed = self._part(packer, found, names, self._matrix(number, part), changes, number)
+        head = len(self.layers) * len(_PARTS)
+        experts = 0 if self.config.experts is None else self.config.experts.count + 1
+        parts = (abi.LowRankArgs * (head + 1 + 2 * len(self.layers) * experts))()
+        for number, changes in enumerate(adapter.layers):
+            for part, fields in enumerate(_PARTS):
+                names = [name for each in fields for name in _fields(each, self.shapes[number])]
+                changed = self._part(found, names, self._matrix(number, part), changes, number)
+                if changed is not None:
+                    parts[number * len(_PARTS) + part] = changed
+            for expert in range(experts if self.layers[number].experts else 0):
+                for last, (names, matrix) in enumerate(self._expert(number, expert)):
+                    changed = self._part(found, names, matrix, changes, number)
                     if changed is not None:
-                        parts[number * len(_PARTS) + part] = changed
-                for expert in range(experts if self.layers[number].experts else 0):
-                    for last, (names, matrix) in enumerate(self._expert(number, expert)):
-                        changed = self._part(packer, found, names, matrix, changes, number)
-                        if changed is not None:
-                            parts[head + 1 + 2 * (number * experts + expert) + last] = changed
-            if adapter.lm_head is not None:
-                rows, rank = adapter.lm_head.up.shape
-                up = np.zeros((self.lm_head_rows, rank), np.float32)
-                up[:rows] = adapter.lm_head.up
-                parts[head] = self._low_rank(packer, found, adapter.lm_head.down, up, None, None)
-            found.args.parts = ctypes.addressof(parts)
-            found.keep += [parts, *packer.into.keep, packer.into.arena]
-            found.nbytes += packer.into.size
-            if adapter.embedding is not None:
-                self._embedding(found, adapter.embedding)
-        finally:
-            self.kernels.library.octavo_team_destroy(team)
+                        parts[head + 1 + 2 * (number * experts + expert) + last] = changed
+        if adapter.lm_head is not None:
+            rows, rank = adapter.lm_head.up.shape
+            up = np.zeros((self.lm_head_rows, rank), np.float32)
+            up[:rows] = adapter.lm_head.up
+            parts[head] = self._low_rank(found, adapter.lm_head.down, up, None, None)
+        found.args.parts = ctypes.addressof(parts)
+        found.keep.append(parts)
+        if adapter.embedding is not None:
+            self._embedding(found, adapter.embedding)
         return found
 
     def _part(
         self,
-        packer: Packer,
         found: PackedAdapter,
         names: list[str],
         matrix: abi.PackedMatrix,
@@ -146,7 +141,7 @@ class AdapterPacker:
         order = None
         if matrix.order:
             order = np.ctypeslib.as_array((ctypes.c_int32 * columns).from_address(matrix.order))
-        return self._low_rank(packer, found, down, up, bias, order)
+        return self._low_rank(found, down, up, bias, order)
 
     def _expert(self, number: int, expert: int) -> tuple[tuple[list[str], abi.PackedMatrix], ...]:
         """The fields and matrices of an expert's two products; the last expert is the shared MLP."""
@@ -165,37 +160,46 @@ class AdapterPacker:
 
     def _low_rank(
         self,
-        packer: Packer,
         found: PackedAdapter,
         down: NDArray[np.float32],
         up: NDArray[np.float32],
         bias: NDArray[np.float32] | None,
         order: NDArray[np.int32] | None,
     ) -> abi.LowRankArgs:
-        """`up` [packed rows, ranks]: a panel has those ranks from its first to its last that is not zero."""
-        panel = self.kernels.info.panel
+        """`up` [packed rows, ranks]: half a panel has those ranks from its first to its last that is not zero."""
+        half = self.kernels.info.panel // 2
         rank = len(down)
         result = abi.LowRankArgs()
         if rank:
-            by_panel = up.reshape(-1, panel, rank)
-            used = np.any(by_panel != 0, axis=1)
+            by_half = up.reshape(-1, half, rank)
+            used = np.any(by_half != 0, axis=1)
             some = np.any(used, axis=1)
             firsts = np.where(some, np.argmax(used, axis=1), 0).astype(np.int32)
             ends = np.where(some, rank - np.argmax(used[:, ::-1], axis=1), 0).astype(np.int32)
             starts = np.concatenate([[0], np.cumsum(ends - firsts)]).astype(np.int32)
-            rows = [block[:, lo:hi].T for block, lo, hi in zip(by_panel, firsts, ends, strict=True)]
-            values = np.concatenate(rows)
-            stored = values if self.format == "f32" else bf16_bits(np.ascontiguousarray(values))
-            packed = np.ascontiguousarray(stored)
-            permuted = down if order is None else np.ascontiguousarray(down[:, order])
-            result.down = packer.matrix((Tensor("f32", permuted.shape, permuted),))
-            result.up, result.first, result.start = address(packed), address(firsts), address(starts)
-            found.keep += [packed, firsts, starts]
-            found.nbytes += packed.nbytes
+            rows = [block[:, lo:hi].T for block, lo, hi in zip(by_half, firsts, ends, strict=True)]
+            result.up = self._stored(found, np.concatenate(rows))
+            result.first, result.start = address(firsts), address(starts)
+            found.keep += [firsts, starts]
+            group, columns = 1 if self.format == "f32" else 2, down.shape[1]
+            result.ranks = -(-rank // half) * half
+            padded = np.zeros((result.ranks, columns), np.float32)
+            padded[:rank] = down if order is None else down[:, order]
+            blocks = padded.reshape(-1, half, columns // group, group)
+            result.down = self._stored(found, np.swapaxes(blocks, 1, 2))
         if bias is not None:
             result.bias = address(bias)
             found.keep.append(bias)
         return result
+
+    def _stored(self, found: PackedAdapter, values: Float32) -> int:
+        """The address of a copy in the format of the kernels, which begins at a line of the cache."""
+        stored = values if self.format == "f32" else bf16_bits(np.ascontiguousarray(values))
+        memory = found.arena.allocate(stored.nbytes)
+        memory.view(stored.dtype)[:] = stored.ravel()
+        found.nbytes += stored.nbytes
+        found.keep.append(memory)
+        return address(memory)
 
     def _matrix(self, number: int, part: int) -> abi.PackedMatrix:
         layer = self.layers[number]

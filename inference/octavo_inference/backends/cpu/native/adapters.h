@@ -1,13 +1,14 @@
 // Low-rank changes of products (LoRA): a row's product with W + up * down, where rows have adapters of their own.
 //
-// First the rows are multiplied with `down`, in runs of rows of the same adapter. The product with W then adds `up` times
-// these to the sums of each row, panel by panel: so all weight formats and all epilogues have it.
+// First the rows are multiplied with `down`, neighbours with the same adapter together. The product with W then adds `up`
+// times these to the sums of each tile, panel by panel: so all weight formats and all epilogues have it.
 #pragma once
 
-#include <vector>
+#include <algorithm>
+#include <type_traits>
 
 #include "abi.h"
-#include "simd.h"
+#include "tile_kernel.h"
 
 namespace octavo {
 
@@ -23,25 +24,40 @@ enum AdaptedPart : int32_t {
   ADAPTED_PARTS = 7,
 };
 
-// Rows first to first + count have the adapter in a slot.
-struct AdapterRun {
-  int32_t slot, first, count;
-};
+constexpr int ROWS_AT_ONCE = 6;  // that read an adapter together
 
-constexpr int32_t LONGEST_RUN = 32;  // rows: more are another piece of work
+// How many rows from `first` on, and before `last`, have the slot of the first one; at most `most`.
+inline i64 same_slot(const int32_t* slots, i64 first, i64 last, i64 most) {
+  i64 count = 1;
+  while (count < most && first + count < last && slots[first + count] == slots[first]) count++;
+  return count;
+}
 
-// `slots` [rows], -1 for rows without an adapter; null if no row has one.
-inline std::vector<AdapterRun> adapter_runs(const int32_t* slots, int32_t rows) {
-  std::vector<AdapterRun> runs;
-  for (int32_t row = 0; slots && row < rows; row++) {
-    if (slots[row] < 0) continue;
-    AdapterRun* last = runs.empty() ? nullptr : &runs.back();
-    if (last && last->slot == slots[row] && last->first + last->count == row && last->count < LONGEST_RUN)
-      last->count++;
-    else
-      runs.push_back({slots[row], row, 1});
-  }
-  return runs;
+constexpr i64 MOST_BLOCK_ROWS = 32;
+
+// out[r * stride + c] = a[r, :] * block[:, c], for 1 to MOST_BLOCK_ROWS rows and the HALF ranks of a block of `down`.
+template <class P>
+inline void multiply_block(const typename P::Act* a, i64 cols, i64 rows, const typename P::Elem* block, float* out,
+                           i64 stride) {
+  i64 from = 0;  // of the columns
+#if defined(OCTAVO_TILES)
+  if constexpr (std::is_same_v<typename P::Elem, bf16>) from = multiply_block_tiles(a, cols, rows, block, out, stride);
+#endif
+  if (from == cols) return;
+  for (i64 row = 0; row < rows; row += ROWS_AT_ONCE)
+    with_rows<ROWS_AT_ONCE>(int(std::min<i64>(ROWS_AT_ONCE, rows - row)), [&]<int R>() {
+      Vec acc[R][HALF_VECS] = {};
+      float* at = out + row * stride;
+      if (from)
+        for (int r = 0; r < R; r++)
+          for (int c = 0; c < HALF_VECS; c++) acc[r][c] = load(at + r * stride + c * W);
+      const auto* columns = block + from * HALF;
+      const Prefetch none{reinterpret_cast<const char*>(columns), 0};
+      dot_tile<P, R, HALF_VECS>(a + row * cols + from, cols, columns, HALF * P::GROUP, (cols - from) / P::GROUP, acc,
+                                none);
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < HALF_VECS; c++) store(at + r * stride + c * W, acc[r][c]);
+    });
 }
 
 // What a product adds to its sums. `number`: of the changed matrix among Adapter::parts. `products` [rows][stride]: rows
@@ -53,31 +69,49 @@ struct RowChanges {
   i64 stride, number;
   int32_t format;
 
-  OCTAVO_INLINE void add(i64 row, i64 panel, float* sums) const {
-    if (slots[row] < 0) return;
-    const LowRank& change = adapters[slots[row]].parts[number];
-    if (change.bias)
-      for (int c = 0; c < PANEL_VECS; c++)
-        store(sums + c * W, load(sums + c * W) + load(change.bias + panel * PANEL + c * W));
-    if (!change.down.rows) return;
-    const i64 begin = change.start[panel], count = change.start[panel + 1] - begin;
-    const float* factors = products + row * stride + change.first[panel];
-    if (format == FORMAT_F32)
-      add_rows(static_cast<const float*>(change.up) + begin * PANEL, factors, count, sums);
-    else
-      add_rows(static_cast<const bf16*>(change.up) + begin * PANEL, factors, count, sums);
+  // Adds to the sums [last - first][PANEL] of rows in a panel. Neighbours with the same adapter read `up` together.
+  OCTAVO_INLINE void add(i64 first, i64 last, i64 panel, float* sums) const {
+    for (i64 row = first, count; row < last; row += count, sums += count * PANEL) {
+      count = same_slot(slots, row, last, ROWS_AT_ONCE);
+      if (slots[row] >= 0) with_rows<ROWS_AT_ONCE>(int(count), [&]<int R>() { add_rows<R>(row, panel, sums); });
+    }
   }
 
  private:
-  template <class Elem>
-  static OCTAVO_INLINE void add_rows(const Elem* up, const float* factors, i64 count, float* sums) {
-    Vec acc[PANEL_VECS];
-    for (int c = 0; c < PANEL_VECS; c++) acc[c] = load(sums + c * W);
-    for (i64 r = 0; r < count; r++, up += PANEL) {
-      const Vec factor = splat(factors[r]);
-      for (int c = 0; c < PANEL_VECS; c++) acc[c] = fma(factor, load(up + c * W), acc[c]);
+  template <int R>
+  OCTAVO_INLINE void add_rows(i64 row, i64 panel, float* sums) const {
+    const LowRank& change = adapters[slots[row]].parts[number];
+    if (change.bias)
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < PANEL_VECS; c++) {
+          float* at = sums + r * PANEL + c * W;
+          store(at, load(at) + load(change.bias + panel * PANEL + c * W));
+        }
+    if (!change.ranks) return;
+    for (i64 half = 2 * panel; half < 2 * panel + 2; half++, sums += HALF) {
+      const i64 begin = change.start[half], count = change.start[half + 1] - begin;
+      const float* factors = products + row * stride + change.first[half];
+      if (format == FORMAT_F32)
+        add_half<R>(static_cast<const float*>(change.up) + begin * HALF, factors, count, sums);
+      else
+        add_half<R>(static_cast<const bf16*>(change.up) + begin * HALF, factors, count, sums);
     }
-    for (int c = 0; c < PANEL_VECS; c++) store(sums + c * W, acc[c]);
+  }
+
+  template <int R, class Elem>
+  OCTAVO_INLINE void add_half(const Elem* up, const float* factors, i64 count, float* sums) const {
+    Vec acc[R][HALF_VECS];
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < HALF_VECS; c++) acc[r][c] = load(sums + r * PANEL + c * W);
+    for (i64 rank = 0; rank < count; rank++, up += HALF) {
+      Vec columns[HALF_VECS];
+      for (int c = 0; c < HALF_VECS; c++) columns[c] = load(up + c * W);
+      for (int r = 0; r < R; r++)
+        for (int c = 0; c < HALF_VECS; c++)
+          acc[r][c] = fma(splat(factors[r * stride + rank]), columns[c], acc[r][c]);
+    }
+    for (int r = 0; r < R; r++)
+      for (int c = 0; c < HALF_VECS; c++) store(sums + r * PANEL + c * W, acc[r][c]);
   }
 };
 

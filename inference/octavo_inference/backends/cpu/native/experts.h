@@ -219,17 +219,16 @@ class ExpertsPart {
   // an expert have adapters in any order, so each is a piece.
   void multiply_down(bool last) {
     if (!plan_.slots()) return;
-    const i64 stride = m_.low_rank_stride, panels = stride / PANEL;
-    step_.worker.share(rows_ * panels, [&](i64 piece) {
-      const i64 row = piece / panels, panel = piece % panels;
+    const i64 blocks = m_.low_rank_stride / HALF;
+    step_.worker.share(rows_ * blocks, [&](i64 piece) {
+      const i64 row = piece / blocks;
       const int32_t slot = plan_.slots()[row];
       if (slot < 0) return;
       const ExpertRun& run = plan_.run_of_row(row);
-      const Matrix& down = m_.adapters[slot].parts[adapted(run, last)].down;
-      if (panel >= down.rows / PANEL) return;
-      const StoreFloats store{m_.low_rank + row * stride, stride, nullptr};
-      const Input input{last ? activated(run, row) : up_input(run, row), nullptr};
-      Product<P, StoreFloats>(down, input, 1, store).piece(panel);
+      const LowRank& change = m_.adapters[slot].parts[adapted(run, last)];
+      const i64 block = piece % blocks, cols = (last ? experts_.down : experts_.gate_up)[run.expert].cols;
+      if (block >= change.ranks / HALF) return;
+      multiply_down_block<P>(m_, change, block, last ? activated(run, row) : up_input(run, row), cols, row, 1);
     });
   }
 

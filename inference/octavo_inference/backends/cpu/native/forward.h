@@ -29,8 +29,7 @@ class Forward final : public Job {
           Profile& profile)
       : Job(team_size), m_(m), b_(b), s_(s), p_(p), task_(task), profile_(profile),
         layers_(m.layers, m.layers + m.num_layers),
-        adapters_{{b.adapter, adapter_runs(b.adapter, b.num_tokens)}, {s.adapter, adapter_runs(s.adapter, s.count)},
-                  layers_.data()},
+        adapters_{b.adapter, s.adapter, layers_.data()},
         latent_plan_(m, b, team_size), expert_plan_(m, b),
         pooled_(pooled_tokens(p)),
         best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {

@@ -152,15 +152,26 @@ struct Gemm {
 
   i64 pieces() const { return panels * blocks; }
 
-  // The epilogue of a row, after the row's factors. The sums go to a buffer in the L1 cache, so that a tile is compiled
-  // once for all epilogues. That costs nothing measurable.
-  OCTAVO_INLINE void finish_row(i64 row, i64 panel, float* sums) const {
+  // The epilogue of rows, after the factors of columns and the changes of adapters. The sums go to a buffer in the L1
+  // cache, so that a tile is compiled once for all epilogues. That costs nothing measurable.
+  OCTAVO_INLINE void finish_rows(i64 first, i64 last, i64 panel, float* sums) const {
+    const i64 col = matrix.first_row + panel * PANEL;
+    if (changes) {
+      for (i64 row = first; row < last; row++) scale_row(panel, sums + (row - first) * PANEL);
+      changes->add(first, last, col / PANEL, sums);
+      for (i64 row = first; row < last; row++, sums += PANEL) epilogue(row, col, sums);
+    } else {
+      for (i64 row = first; row < last; row++, sums += PANEL) {
+        scale_row(panel, sums);
+        epilogue(row, col, sums);
+      }
+    }
+  }
+
+  OCTAVO_INLINE void scale_row(i64 panel, float* sums) const {
     if (matrix.factor)
       for (int c = 0; c < PANEL_VECS; c++)
         store(sums + c * W, load(sums + c * W) * load(matrix.factor + panel * PANEL + c * W));
-    const i64 col = matrix.first_row + panel * PANEL;
-    if (changes) changes->add(row, col / PANEL, sums);
-    epilogue(row, col, sums);
   }
 
   void piece(i64 index) const {
@@ -184,7 +195,9 @@ struct Gemm {
       alignas(64) float sums[2][Kernel::MOST_ROWS * PANEL];
       i64 row = start;  // the next row for the epilogue
       const auto finish = [&](i64 tile, i64 to) {
-        for (; row < to; row++) finish_row(row, panel, sums[tile & 1] + (row - first_row(tile)) * PANEL);
+        if (row >= to) return;
+        finish_rows(row, to, panel, sums[tile & 1] + (row - first_row(tile)) * PANEL);
+        row = to;
       };
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);
@@ -209,7 +222,7 @@ struct Gemm {
       for (i64 tile = 0; tile < tiles; tile++) {
         const i64 first = first_row(tile), last = first_row(tile + 1);
         kernel.tiles[last - first - 1](matrix, a + first * kernel.row_bytes, columns, sums, prefetch(tile));
-        for (i64 row = first; row < last; row++) finish_row(row, panel, sums + (row - first) * PANEL);
+        finish_rows(first, last, panel, sums);
       }
     }
   }

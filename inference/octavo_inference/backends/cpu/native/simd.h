@@ -44,6 +44,7 @@ constexpr int W = 4;
 // the tile runs at two thirds of the speed of 5 rows.
 constexpr int PANEL = W == 16 ? 32 : 16;
 constexpr int PANEL_VECS = PANEL / W;
+constexpr int HALF = PANEL / 2, HALF_VECS = HALF / W;  // half a panel: gate or up, or the columns of an adapter's block
 #if defined(__aarch64__)
 constexpr int MAX_ROWS = 6;
 #else

@@ -36,17 +36,20 @@ struct Rows {
   const int32_t* token = nullptr;  // null: of the tokens in order
 };
 
-// Rows of a product with the slots of their adapters, and these rows in runs; no runs: no row has an adapter.
-struct AdaptedRows {
-  const int32_t* slots;
-  std::vector<AdapterRun> runs;
-};
-
-// The tokens of a step, and its sampled rows. `layers` is where the step's layers begin.
+// Slots of the adapters of a step's tokens, and of its sampled rows; null if none has one. `layers` is where the step's
+// layers begin.
 struct StepAdapters {
-  AdaptedRows tokens, sampled;
+  const int32_t *tokens, *sampled;
   const Layer* layers;
 };
+
+// Rows from `first` on times a block of `down`.
+template <class P>
+inline void multiply_down_block(const Model& m, const LowRank& change, i64 block, const typename P::Act* input, i64 cols,
+                                i64 first, i64 rows) {
+  const auto* down = static_cast<const typename P::Elem*>(change.down) + block * HALF * cols;
+  multiply_block<P>(input, cols, rows, down, m.low_rank + first * m.low_rank_stride + block * HALF, m.low_rank_stride);
+}
 
 // Each part of a layer is a function of a Step. All threads call the same parts in the same order (threads.h).
 template <class P>
@@ -67,12 +70,18 @@ struct Step {
   float* state(i64 token) const { return m.hidden_state + token * hidden_stride(); }
   float* scratch() const { return m.scratch + worker.rank() * m.scratch_floats; }
 
-  // Calls row(r) for each of `count` rows, in up to four pieces per thread.
+  // Calls some(first, last) for `count` rows, in up to four pieces per thread.
+  template <class F>
+  void row_ranges(i64 count, F&& some) {
+    const i64 pieces = std::min<i64>(count, worker.team_size() * 4);
+    worker.share(pieces, [&](i64 i) { some(count * i / pieces, count * (i + 1) / pieces); });
+  }
+
+  // Calls row(r) for each of `count` rows.
   template <class F>
   void rows(i64 count, F&& row) {
-    const i64 pieces = std::min<i64>(count, worker.team_size() * 4);
-    worker.share(pieces, [&](i64 i) {
-      for (i64 r = count * i / pieces; r < count * (i + 1) / pieces; r++) row(r);
+    row_ranges(count, [&](i64 first, i64 last) {
+      for (i64 r = first; r < last; r++) row(r);
     });
   }
 
@@ -89,36 +98,34 @@ struct Step {
     auto* blocks = static_cast<Int8Block*>(m.quantized);
     Act* complete = input.ready ? input.ready : normed;
     const i64 cols = matrix.cols;
-    if (!input.ready || quantized || matrix.order)
-      rows(input.count, [&](i64 r) {
-        const i64 token = input.token ? input.token[r] : r;
-        if (input.norm.weight)
-          normalize(m, input.norm, state(token), normed + r * cols, cols);
-        else if (!input.ready)
-          copy_row(state(token), normed + r * cols, cols);
-        if (matrix.order) reorder(complete + r * cols, matrix.order, cols);
-        if (quantized) quantize_row(complete + r * cols, cols, blocks + r * (cols / BLOCK));
+    const int32_t* slots = input.token ? adapters.sampled : adapters.tokens;
+    const auto prepare = [&](i64 r) {
+      const i64 token = input.token ? input.token[r] : r;
+      if (input.norm.weight)
+        normalize(m, input.norm, state(token), normed + r * cols, cols);
+      else if (!input.ready)
+        copy_row(state(token), normed + r * cols, cols);
+      if (matrix.order) reorder(complete + r * cols, matrix.order, cols);
+      if (quantized) quantize_row(complete + r * cols, cols, blocks + r * (cols / BLOCK));
+    };
+    if (!input.ready || quantized || matrix.order || slots)
+      row_ranges(input.count, [&](i64 first, i64 last) {
+        for (i64 r = first; r < last; r++) prepare(r);
+        if (slots) multiply_down(slots, first, last, complete, cols, changed);
       });
-    const AdaptedRows& adapted = input.token ? adapters.sampled : adapters.tokens;
-    if (adapted.runs.empty()) return gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker);
-    const RowChanges changes{m.adapters, adapted.slots, m.low_rank, m.low_rank_stride, changed, m.format};
-    multiply_down(adapted, complete, cols, changed);
-    gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker, &changes);
+    const RowChanges changes{m.adapters, slots, m.low_rank, m.low_rank_stride, changed, m.format};
+    gemm<P>(matrix, Input{complete, blocks}, input.count, epilogue, worker, slots ? &changes : nullptr);
   }
 
-  // Rows of runs times `down` of their adapters. A piece is a panel of a run, or nothing for adapters of fewer panels.
-  void multiply_down(const AdaptedRows& rows, const Act* input, i64 cols, i64 changed) {
-    const i64 panels = m.low_rank_stride / PANEL;
-    worker.share(i64(rows.runs.size()) * panels, [&](i64 piece) {
-      const AdapterRun& run = rows.runs[size_t(piece / panels)];
-      const Matrix& down = m.adapters[run.slot].parts[changed].down;
-      const i64 panel = piece % panels;
-      if (panel >= down.rows / PANEL) return;
-      const StoreFloats store{m.low_rank + run.first * m.low_rank_stride, m.low_rank_stride, nullptr};
-      const Input some{input + run.first * cols, nullptr};
-      const Product<P, StoreFloats> product(down, some, run.count, store);
-      for (i64 piece = panel; piece < product.pieces(); piece += down.rows / PANEL) product.piece(piece);  // its blocks
-    });
+  // Rows times `down` of their adapters.
+  void multiply_down(const int32_t* slots, i64 first, i64 last, const Act* input, i64 cols, i64 changed) {
+    for (i64 row = first, count; row < last; row += count) {
+      count = same_slot(slots, row, last, MOST_BLOCK_ROWS);
+      if (slots[row] < 0) continue;
+      const LowRank& change = m.adapters[slots[row]].parts[changed];
+      for (i64 block = 0; block < change.ranks / HALF; block++)
+        multiply_down_block<P>(m, change, block, input + row * cols, cols, row, count);
+    }
   }
 
   // A linear added to the residual stream. An output norm needs complete rows, so they are stored in `projected` first;

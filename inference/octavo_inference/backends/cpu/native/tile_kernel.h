@@ -83,6 +83,28 @@ static inline void add_rest(const bf16* a, i64 lda, int rows, i64 first, i64 col
   }
 }
 
+// out[r * stride + c] = a[r, :] * block[:, c], over the whole steps of `cols`, whose number of columns it returns. `block`
+// is half a panel, and there are 1 to 2 * TILE_ROWS rows.
+static inline i64 multiply_block_tiles(const bf16* a, i64 cols, i64 rows, const bf16* block, float* out, i64 stride) {
+  const i64 whole = cols / STEP_COLS, row_bytes = cols * i64(sizeof(bf16)), out_bytes = stride * i64(sizeof(float));
+  const i64 second = std::max<i64>(0, rows - TILE_ROWS);
+  if (whole == 0) return 0;
+  shape_tiles(int(std::min<i64>(rows, TILE_ROWS)));
+  tile_zero<0>();
+  tile_zero<1>();
+  for (i64 step = 0; step < whole; step++, a += STEP_COLS, block += STEP_COLS * HALF) {
+    tile_load<6>(block, 64);
+    tile_load<4>(a, row_bytes);
+    tile_multiply<0, 4, 6>();
+    if (second == 0) continue;
+    tile_load<5>(a + second * cols, row_bytes);
+    tile_multiply<1, 5, 6>();
+  }
+  tile_store<0>(out, out_bytes);
+  if (second) tile_store<1>(out + second * stride, out_bytes);
+  return whole * STEP_COLS;
+}
+
 // What the kernels have in common. Each has a Panel, which is made once for all rows of a piece.
 struct TileKernel {
   static constexpr int MOST_ROWS = 2 * TILE_ROWS;

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo_inference.common.framing import LENGTH_BYTES, encode_frame
 from octavo_inference.models.adapter import Adapter, LowRank
@@ -58,7 +59,7 @@ def send_adapter(connection: socket.socket, number: int, adapter: Adapter) -> No
     connection.sendall(encode_frame(header))
     for _, part in adapter.parts():
         for array in _arrays(part):
-            connection.sendall(memoryview(np.ascontiguousarray(array, np.float32)).cast("B"))
+            connection.sendall(_bytes(np.ascontiguousarray(array, np.float32)))
 
 
 def receive_adapter(connection: socket.socket) -> tuple[int, Adapter]:
@@ -85,7 +86,12 @@ def _shape(part: LowRank) -> PartShape:
     return PartShape(part.rank, part.down.shape[1], len(part.up), part.bias is not None)
 
 
-def _arrays(part: LowRank) -> Iterator[np.ndarray]:
+def _bytes(array: NDArray[np.float32]) -> memoryview:
+    """The memory of a contiguous array. Arrays without elements have no other view of bytes."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def _arrays(part: LowRank) -> Iterator[NDArray[np.float32]]:
     yield part.down
     yield part.up
     if part.bias is not None:
@@ -101,7 +107,7 @@ def _receive_part(connection: socket.socket, shape: PartShape) -> LowRank:
     up = np.empty((shape.rows, shape.rank), np.float32)
     part = LowRank(down, up, np.empty(shape.rows, np.float32) if shape.biased else None)
     for array in _arrays(part):
-        _fill(connection, memoryview(array).cast("B"))
+        _fill(connection, _bytes(array))
     return part
 
 

@@ -124,11 +124,13 @@ class TensorParallel(WithoutStates):
 
     def idle(self) -> bool:
         """Let every rank prepare the same later steps. Returns whether more is left to prepare."""
+        self._forget_unused()
         self._ranks.send_all(Idle())
         with self._ranks.in_step():
             return self._own.idle()
 
     def _forget_unused(self) -> None:
+        """Let the other ranks free adapters. Their calls to load them were sent before."""
         while self._unused:
             self._ranks.send_all(ForgetAdapter(number=self._unused.popleft()))
 

@@ -211,6 +211,10 @@ def test_ranks_forget_what_rank_0_has_no_use_for(group: Group) -> None:
     eventually(lambda: [other.adapters for other in group.others] == [[1, 2]] * 2)
     whole.load_adapter(0, None)
     eventually(lambda: [other.adapters for other in group.others] == [[None, 2]] * 2)
+    del second
+    gc.collect()
+    whole.idle()
+    eventually(lambda: group.numbers() == [[], []])
 
 
 def test_a_rank_that_ends_meanwhile_is_named(group: Group) -> None:

@@ -87,9 +87,7 @@ def test_the_plan_is_what_is_allocated(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_each_rank_counts_its_part_of_the_slots_of_adapters(size: int) -> None:
     config, weights = tiny_model()
-    settings = EngineSettings(
-        **SETTINGS, tensor_parallel_size=size, max_loaded_adapters=3, max_adapter_rank=20
-    )
+    settings = EngineSettings(**SETTINGS, tensor_parallel_size=size, max_loaded_adapters=3, max_adapter_rank=20)
     counted = []
     for rank in range(size):
         part, own = shard(config, weights, rank=rank, size=size)

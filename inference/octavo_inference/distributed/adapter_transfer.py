@@ -88,7 +88,7 @@ def _shape(part: LowRank) -> PartShape:
 
 def _bytes(array: NDArray[np.float32]) -> memoryview:
     """The memory of a contiguous array. Arrays without elements have no other view of bytes."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _arrays(part: LowRank) -> Iterator[NDArray[np.float32]]:

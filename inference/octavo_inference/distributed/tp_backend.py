@@ -45,7 +45,7 @@ class _PendingStep:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
 class SpreadAdapter:
-    """An adapter that all ranks have prepared. The other ranks keep their parts under `number` as long as this exists."""
+    """An adapter that all ranks have prepared. The others keep their parts under `number` as long as this exists."""
 
     number: int
     own: PreparedAdapter

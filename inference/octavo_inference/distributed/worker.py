@@ -1,7 +1,7 @@
 """A rank above 0: `python -m octavo_inference.distributed.worker FD ADAPTERS FOLDER`, started by `executor`.
 
-FD and ADAPTERS are ends of socket pairs, for calls and for adapters, FOLDER that of the rendezvous. The process loads its
-shard of the model and runs every call that rank 0 runs. Idle, it blocks in `recv` and uses no CPU.
+FD and ADAPTERS are ends of socket pairs, for calls and for adapters, FOLDER that of the rendezvous. The process loads
+its shard of the model and runs every call that rank 0 runs. Idle, it blocks in `recv` and uses no CPU.
 """
 
 from __future__ import annotations

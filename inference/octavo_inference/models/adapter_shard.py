@@ -1,9 +1,9 @@
 """A rank's part of an adapter, cut as `models.shard` cuts the matrices that it changes. Pure; views where they do.
 
-    rows of a matrix are divided       `down` whole, rows of `up` and of the bias
-    columns are divided                columns of `down`, `up` whole: one term of the sum that `all_reduce` completes,
-                                       to which rank 0 alone adds the bias
-    the matrix is whole on all ranks   whole
+rows of a matrix are divided       `down` whole, rows of `up` and of the bias
+columns are divided                columns of `down`, `up` whole: one term of the sum that `all_reduce` completes,
+                                   to which rank 0 alone adds the bias
+the matrix is whole on all ranks   whole
 """
 
 from __future__ import annotations

@@ -182,9 +182,7 @@ def test_what_one_rank_cannot_prepare_fails_for_all_and_the_next_one_works(
     eventually(lambda: [other.adapters for other in group.others] == [[None, 7]] * 2)
 
 
-def test_what_rank_0_cannot_prepare_is_forgotten_by_the_others(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_rank_0_cannot_prepare_is_forgotten_by_the_others(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: Adapter) -> int:
         raise ModelError("not here")
 

@@ -1,7 +1,8 @@
 """Adapters on their way to another rank: a header as in `common.framing`, then the numbers of each part as they are.
 
-They have a connection of their own, so that a long one does not delay the calls of steps. Nothing is copied, and no
-array is converted: threads that send and receive leave the interpreter to the steps.
+They have a connection of their own, so that a long one does not delay the calls of steps. Numbers are sent from where
+they are, and received where they stay. Threads that wait for a socket, or copy an array, leave the interpreter to the
+steps.
 """
 
 from __future__ import annotations

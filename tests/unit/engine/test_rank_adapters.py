@@ -78,6 +78,7 @@ class Group:
     held: list[RankAdapters]
     calls: list[socket.socket]
     links: list[AdapterLink]
+    threads: list[threading.Thread]
     size: int = RANKS
 
     def send_all(self, call: Call) -> None:
@@ -90,6 +91,14 @@ class Group:
     def whole(self) -> TensorParallel:
         return TensorParallel(self.own, self, AdapterSender(CONFIG, self.links))  # type: ignore[arg-type]
 
+    def end(self) -> None:
+        """Let the other ranks run what was sent, and end."""
+        for connection in (*self.calls, *(link.connection for link in self.links)):
+            connection.close()
+        for thread in self.threads:
+            thread.join(60)
+            assert not thread.is_alive()
+
     def numbers(self) -> list[list[int]]:
         """The adapters that each rank above 0 holds."""
         return [sorted(each._prepared) for each in self.held]
@@ -97,7 +106,7 @@ class Group:
 
 @pytest.fixture
 def group() -> Iterator[Group]:
-    found, theirs, threads = Group(LateBackend(24, adapter_slots=2), [], [], [], []), [], []
+    found, theirs = Group(LateBackend(24, adapter_slots=2), [], [], [], [], []), []
     for rank in range(1, RANKS):
         (calls, their_calls), (adapters, their_adapters) = socket.socketpair(), socket.socketpair()
         other = Rank()
@@ -110,19 +119,15 @@ def group() -> Iterator[Group]:
             with suppress(EOFError):
                 follow(other, Inbox(their_calls), Failpoints(""), held)
 
-        threads.append(threading.Thread(target=be_the_other))
-        threads[-1].start()
+        found.threads.append(threading.Thread(target=be_the_other))
+        found.threads[-1].start()
         found.others.append(other)
         found.held.append(held)
         found.calls.append(calls)
         found.links.append(AdapterLink(f"rank {rank}", adapters))
         theirs += [their_calls, their_adapters]
     yield found
-    for connection in (*found.calls, *(link.connection for link in found.links)):
-        connection.close()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+    found.end()
     for connection in theirs:
         connection.close()
 
@@ -259,15 +264,11 @@ def test_slots_change_at_the_same_step_on_all_ranks(group: Group) -> None:
         }
     assert len(runner.final) == 16
     engine.backend.load_adapter(0, None)  # forgets what was not needed any more
-    group.own.synchronize()
-
-    def equal() -> bool:
-        return all(other.adapters == group.own.adapters for other in group.others)
-
-    eventually(equal)
-    for other in group.others:
-        other.synchronize()
-        assert np.array_equal(other.kv, group.own.kv)
+    group.end()
+    for each in (group.own, *group.others):
+        each.synchronize()
+        assert each.adapters == group.own.adapters
+        assert np.array_equal(each.kv, group.own.kv)
     # Two in host memory at most, and one that was offered since.
     assert all(len(numbers) <= 3 for numbers in group.numbers())
     engine.adapters.close()

@@ -26,7 +26,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `weights` by `engine.dtype` or `engine.quantization`; "auto" has activations of 16 bits. The other sizes are of the
     buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
     running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
-    names are in `fp8`, and once more with those in `ordered`, which have sorted columns.
+    names are in `fp8`, and once more with those in `ordered`, which have sorted columns. A slot of an adapter has
+    `adapter_elements` for each rank of the adapter, and `adapter_biases`.
     """
 
     ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -39,6 +40,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fixed: _Count
     fp8: tuple[_Word, ...] = ()
     ordered: tuple[_Word, ...] = ()
+    adapter_elements: _Count = 0
+    adapter_biases: _Count = 0
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +49,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
     running request; `position`: bytes for each position of the longest sequence. `graphs`: decode steps are captured.
-    An adapter has `adapter_elements` for each rank, and `adapter_biases`; a token `adapter_products` for each rank.
+    A token has `adapter_products` for each rank of adapters.
     """
 
     head_dim: _Count
@@ -54,8 +57,6 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position: _Count
     shares: tuple[GpuShare, ...]
     graphs: bool = True
-    adapter_elements: _Count = 0
-    adapter_biases: _Count = 0
     adapter_products: _Count = 0
 
 

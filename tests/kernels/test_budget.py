@@ -12,7 +12,7 @@ import torch
 
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.buffers import StepLimits
-from octavo_inference.backends.cuda.collectives import ALONE
+from octavo_inference.backends.cuda.collectives import ALONE, RankGroup
 from octavo_inference.backends.cuda.device import Device, find_device
 from octavo_inference.backends.cuda.factory import memory_needs
 from octavo_inference.backends.cuda.graphs import graph_room
@@ -23,8 +23,8 @@ from octavo_inference.backends.cuda.warmup import rehearsal
 from octavo_inference.common.errors import DeviceError, SettingsError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.engine.cuda_factory import build_cuda
-from octavo_inference.engine.factory import engine_for
 from octavo_inference.model_loader import LoadedModel, TextModel
+from octavo_inference.models.shard import shard
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
 
@@ -82,6 +82,31 @@ def test_the_plan_is_what_is_allocated(given: dict[str, Any]) -> None:
     assert memory is not None
     assert sum(storages.values()) == memory.grows
     assert (memory.device, memory.available) == ("a card", 8 * GIB)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_each_rank_counts_its_part_of_the_slots_of_adapters(size: int) -> None:
+    config, weights = tiny_model()
+    settings = EngineSettings(**SETTINGS, tensor_parallel_size=size, max_loaded_adapters=3, max_adapter_rank=20)
+    counted = []
+    for rank in range(size):
+        part, own = shard(config, weights, rank=rank, size=size)
+        group = RankGroup(rank, size)
+        room = memory_needs(settings, part, own, card(), group).adapters
+        backend = CudaBackend.create(
+            part, own, device=card(), num_blocks=4, max_batched_tokens=20, max_running=3, max_model_len=40,
+            adapter_slots=room.slots, max_adapter_rank=room.max_rank, dtype=torch.float32, group=group,
+        )  # fmt: skip
+        slots = backend._decoder.context.adapters
+        assert slots is not None
+        held = [slots._numbers, slots._entries, *slots._tiles]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        assert sum(storages.values()) == room.bytes
+        counted.append(room.bytes)
+    whole = memory_needs(settings, config, weights, card(), ALONE).adapters.bytes
+    # Rank 0, whose sizes count for all, has the longest part of the vocabulary.
+    assert max(counted) == counted[0]
+    assert (counted[0] < 0.8 * whole) == (size > 1)
 
 
 def test_a_pool_gets_what_the_rest_leaves() -> None:
@@ -169,10 +194,3 @@ def test_the_rehearsal_needs_every_tile_that_serving_does(
                 needed = range(1, min(tokens, most, LIBRARY_ROWS) + 1)
                 assert {linear_tile("int4", m, size, size, dtype) for m in needed} <= rehearsed
     assert any((step.sample.logprobs >= 0).any() for step in steps)
-
-
-def test_adapters_are_refused_on_several_gpus() -> None:
-    settings = EngineSettings(**SETTINGS, tensor_parallel_size=2, max_loaded_adapters=1)
-    with pytest.raises(SettingsError, match=r"max_loaded_adapters 1: .* tensor_parallel_size 2") as refused:
-        engine_for(settings, model())
-    assert refused.value.field == "max_loaded_adapters"

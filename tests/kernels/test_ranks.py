@@ -73,6 +73,45 @@ def test_logits_are_those_of_one_process(size: int, names: tuple[str, ...], reco
         assert different == "0"
 
 
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        (2, ("gated outputs",)),
+        (4, ("full attention", "latent", "parallel")),
+        pytest.param(2, ("full attention", "quantised", "experts", "clamped experts"), marks=pytest.mark.full),
+        pytest.param(4, ("untied", "gated outputs"), marks=pytest.mark.full),
+    ],
+    ids=["2", "4", "2 more", "4 more"],
+)
+def test_sequences_with_and_without_adapters_get_the_logits_of_merged_weights(
+    size: int, names: tuple[str, ...], record: Callable[..., None]
+) -> None:
+    """Every rank has its part of each adapter, biases are added once, and slots have held other adapters."""
+    found = [line.rsplit(maxsplit=1) for line in ranks("adapters", str(size), *names)]
+    assert [name for name, _ in found] == list(names)
+    for name, error in found:
+        record(f"{size} ranks: logits with adapters, {name}", "4/2 heads", "float32", float(error))
+        assert float(error) < 1e-5
+
+
+def test_adapters_come_and_go_on_all_ranks_while_steps_run() -> None:
+    """In two slots, one step ahead. One that rank 1 cannot prepare fails alone, and requests for it say so."""
+    (line,) = ranks("exchange")
+    found = json.loads(line)
+    for request, tokens in found["tokens"].items():
+        assert tokens == found["merged"][request.split(" ")[1]], request
+    assert sorted(found["tokens"]) == sorted(
+        [f"{turn} {name}" for turn in range(2) for name in ("a", "b", "c", "")] + ["0 later"]
+    )
+    answers = {tuple(tokens) for tokens in found["merged"].values()}
+    assert len(answers) == 5, "the adapters change answers"
+    assert found["states"].pop("fails") == "failed"
+    assert set(found["states"]) == {"a", "c", "later"}
+    assert set(found["states"].values()) <= {"loaded", "cached", "stored"}
+    assert found["failure"] == "rank 1 could not prepare it: InjectedFaultError: failpoint rank.adapter"
+    assert found["ended"] == "no_adapter"
+
+
 def test_an_engine_on_two_ranks_gives_the_tokens_of_the_reference() -> None:
     """Chunks, recorded decodes a step ahead, siblings that share blocks, blocks taken away, prefixes found again."""
     (line,) = ranks("engine", "plain")

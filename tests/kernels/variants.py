@@ -207,7 +207,7 @@ def compiled_late(
         *shard(config, weights, rank=group.rank, size=ranks), group=group,
         device=Device(torch.device("cpu"), "null", (9, 0), 132, 0, 0),
         num_blocks=BLOCKS, block_size=BLOCK_SIZE, max_batched_tokens=TOKENS, max_running=ROWS, max_model_len=LENGTH,
-        state_slots=2 * ROWS, adapter_slots=ADAPTERS if ranks == 1 else 0, max_adapter_rank=24,
+        state_slots=2 * ROWS, adapter_slots=ADAPTERS, max_adapter_rank=24,
         dtype=torch.bfloat16, kv_dtype=kv_dtype, capture=Launched,
         quantization="fp8" if quantization == "fp8" else "auto",
     )  # fmt: skip

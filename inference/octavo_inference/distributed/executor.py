@@ -24,6 +24,7 @@ from octavo_inference.common.errors import DeviceLostError, RankLostError
 from octavo_inference.common.process import EXIT_RANK_LOST
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.kv_cache_sizing import CacheSizes
+from octavo_inference.distributed.adapter_sender import AdapterLink
 from octavo_inference.distributed.messages import (
     Begin,
     Call,
@@ -53,6 +54,7 @@ class _Peer:
     rank: int
     process: subprocess.Popen[bytes]
     connection: socket.socket
+    adapters: socket.socket
     answers: SimpleQueue[RankDevice | Made] = field(default_factory=SimpleQueue)
 
     @property
@@ -92,6 +94,11 @@ class RankExecutor:
     def pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
         return tuple(peer.process.pid for peer in self._peers)
+
+    @property
+    def adapter_links(self) -> list[AdapterLink]:
+        """The connections for adapters to ranks 1 and up."""
+        return [AdapterLink(peer.name, peer.adapters) for peer in self._peers]
 
     def begin(self, settings: EngineSettings, digest: str) -> None:
         """Make every rank read the model, check it against `digest`, find its device and join the group."""
@@ -142,8 +149,9 @@ class RankExecutor:
         """End the other ranks."""
         self._closing = True
         for peer in self._peers:
-            with contextlib.suppress(OSError):
-                peer.connection.shutdown(socket.SHUT_RDWR)
+            for connection in (peer.connection, peer.adapters):
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
         self._watcher.join()
         for peer in self._peers:
             try:
@@ -152,6 +160,7 @@ class RankExecutor:
                 peer.process.kill()
                 peer.process.wait()
             peer.connection.close()
+            peer.adapters.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         atexit.unregister(self.close)
 
@@ -205,11 +214,13 @@ def end_process(message: str, status: int) -> NoReturn:
 
 
 def _start(rank: int, folder: Path) -> _Peer:
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
+    (ours, theirs), (our_adapters, their_adapters) = socket.socketpair(), socket.socketpair()
+    for end in (ours, theirs, our_adapters, their_adapters):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER)
+    passed = [theirs.fileno(), their_adapters.fileno()]
     # -P: do not import modules from the working directory.
-    command = [sys.executable, "-P", "-m", "octavo_inference.distributed.worker", str(theirs.fileno()), str(folder)]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+    command = [sys.executable, "-P", "-m", "octavo_inference.distributed.worker", *map(str, passed), str(folder)]
+    process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL)
     theirs.close()
-    return _Peer(rank, process, ours)
+    their_adapters.close()
+    return _Peer(rank, process, ours, our_adapters)

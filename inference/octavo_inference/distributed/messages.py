@@ -1,7 +1,8 @@
 """Messages between ranks: MessagePack, framed as in `common.framing`, arrays as their shape and their bytes.
 
 Rank 0 sends `Begin`, the rank replies `RankDevice`; rank 0 sends `Make`, the rank replies `Made`. Calls follow, without
-replies. A rank may send `RankFailed` at any time, as its last message.
+replies. A rank may send `RankFailed` at any time, as its last message. Adapters have a connection of their own
+(`adapter_transfer`); calls name them by their numbers.
 """
 
 from __future__ import annotations
@@ -79,11 +80,24 @@ class ClearBlocks(msgspec.Struct, frozen=True, tag="clear"):
     blocks: list[int]
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, tag="load adapter"):
+    """`Backend.load_adapter` of the adapter with this number, which the rank has prepared; None to empty the slot."""
+
+    slot: int
+    number: int | None
+
+
+class ForgetAdapter(msgspec.Struct, frozen=True, tag="forget adapter"):
+    """Rank 0 has no use for the adapter with this number any more. Slots keep what they hold."""
+
+    number: int
+
+
 class Idle(msgspec.Struct, frozen=True, tag="idle"):
     """`Backend.idle`."""
 
 
-Call = Launch | Choose | CopyBlocks | ClearBlocks | Idle
+Call = Launch | Choose | CopyBlocks | ClearBlocks | LoadAdapter | ForgetAdapter | Idle
 ToRank = Begin | Make | Call
 FromRank = RankDevice | Made | RankFailed
 

@@ -1,7 +1,7 @@
-"""A rank above 0: `python -m octavo_inference.distributed.worker FD FOLDER`, started by `executor`.
+"""A rank above 0: `python -m octavo_inference.distributed.worker FD ADAPTERS FOLDER`, started by `executor`.
 
-FD is one end of a socket pair, FOLDER the folder of the rendezvous. The process loads its shard of the model and runs
-every call that rank 0 runs. Idle, it blocks in `recv` and uses no CPU.
+FD and ADAPTERS are ends of socket pairs, for calls and for adapters, FOLDER that of the rendezvous. The process loads
+its shard of the model and runs every call that rank 0 runs. Idle, it blocks in `recv` and uses no CPU.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from octavo_inference.distributed.messages import (
     Choose,
     ClearBlocks,
     CopyBlocks,
+    ForgetAdapter,
     FromRank,
     Idle,
     Launch,
+    LoadAdapter,
     Made,
     Make,
     RankDevice,
@@ -44,6 +46,7 @@ from octavo_inference.distributed.messages import (
     decode_to_rank,
     encode,
 )
+from octavo_inference.distributed.rank_adapters import RankAdapters
 from octavo_inference.model_loader import ForeignModel, load_model
 
 log = logging.getLogger("octavo.rank")
@@ -72,9 +75,9 @@ class Inbox:
         return not self._frames and not select.select([self._connection], [], [], seconds)[0]
 
 
-def serve(connection: socket.socket, folder: Path) -> int:
+def serve(connection: socket.socket, adapter_connection: socket.socket, folder: Path) -> int:
     """Run as a rank until rank 0 ends. `folder` is that of the rendezvous. Returns the exit status."""
-    inbox = Inbox(connection)
+    inbox, failpoints = Inbox(connection), Failpoints.from_environment()
 
     def answer(message: FromRank) -> None:
         connection.sendall(encode(message))
@@ -82,11 +85,14 @@ def serve(connection: socket.socket, folder: Path) -> int:
     made = False
     try:
         backend = _load(inbox, answer, folder)
+        adapters = RankAdapters(backend, adapter_connection, failpoints)
+        if backend.adapter_slots:
+            adapters.start()
         gc.freeze()
         gc.enable()
         answer(Made())
         made = True
-        follow(backend, inbox, Failpoints.from_environment())
+        follow(backend, inbox, failpoints, adapters)
     except (EOFError, BrokenPipeError):
         return 0
     except Exception as error:
@@ -105,7 +111,7 @@ def serve(connection: socket.socket, folder: Path) -> int:
         return status
 
 
-def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
+def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints, adapters: RankAdapters) -> NoReturn:
     """Run the calls of rank 0, in order. Raises `EOFError` when rank 0 has ended, else the exception of a call."""
     launched: deque[StepHandle] = deque()
     choosing = False  # the last step waits for its masks
@@ -126,6 +132,10 @@ def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints) -> NoReturn:
             backend.copy_blocks(call.pairs)
         elif isinstance(call, ClearBlocks):
             backend.clear_blocks(call.blocks)
+        elif isinstance(call, LoadAdapter):
+            adapters.load(call.slot, call.number)
+        elif isinstance(call, ForgetAdapter):
+            adapters.forget(call.number)
         elif isinstance(call, Idle):
             backend.idle()
         else:
@@ -160,11 +170,12 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     gc.disable()
-    connection, folder = socket.socket(fileno=int(sys.argv[1])), Path(sys.argv[2])
+    connection, adapter_connection = (socket.socket(fileno=int(sys.argv[place])) for place in (1, 2))
+    folder = Path(sys.argv[3])
     live_with(connection, lambda: shutil.rmtree(folder, ignore_errors=True))
     # Most of its imports, run while rank 0 still reads the model's header.
     importlib.import_module("octavo_inference.backends.cuda.factory")
-    status = serve(connection, folder)
+    status = serve(connection, adapter_connection, folder)
     # As in the engine process, there is no state to save.
     logging.shutdown()
     os._exit(status)

@@ -15,6 +15,7 @@ from octavo_inference.config.engine import GPU_PROFILES, EngineSettings
 from octavo_inference.core.backend import Backend
 from octavo_inference.core.built import Built
 from octavo_inference.core.kv_cache_sizing import fit
+from octavo_inference.distributed.adapter_sender import AdapterSender
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
@@ -84,7 +85,7 @@ def build_cuda(
     backend: Backend = own
     if ranks is not None:
         ranks.made()
-        backend = TensorParallel(own, ranks)
+        backend = TensorParallel(own, ranks, AdapterSender(model.config, ranks.adapter_links))
     memory = MemoryPlan(
         weights=need.weights + need.adapters.bytes,
         kv_pool=sizes.kv_memory,

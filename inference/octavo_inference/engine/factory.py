@@ -252,13 +252,6 @@ def _build_spread(settings: EngineSettings, model: LoadedModel | ForeignModel, e
             "use recompute",
             "preemption",
         )
-    if settings.max_loaded_adapters:
-        raise SettingsError(
-            f"max_loaded_adapters {settings.max_loaded_adapters}: adapters are loaded on one GPU only, and "
-            f"tensor_parallel_size {size} spreads the model over more: set max_loaded_adapters to 0, or "
-            "tensor_parallel_size to 1",
-            "max_loaded_adapters",
-        )
     if isinstance(model, ForeignModel):
         raise SettingsError(
             f"tensor_parallel_size {size}: transformers computes this model, and on one GPU only "

@@ -1,6 +1,7 @@
 """A rank's part of a model: views of the whole, nothing is copied. Pure.
 
-    q, k, v, gate, up   rows: each rank computes some heads, and some of the MLP's inner elements
+    q, k, v, gate, up   rows: each rank computes some heads, and some of the MLP's inner elements; the gate of outputs
+                        like q
     norms of each head  rows, like q and k
     o, down             columns: each rank has one term of a sum that `Group.all_reduce` completes
     experts             each like the MLP; the router is whole, so that all ranks choose the same experts
@@ -159,6 +160,7 @@ def _layer(layer: LayerWeights, rank: int, size: int, replicas: int, head_dim: i
         o=_columns(required(layer.o), rank, size),
         gate=None if layer.gate is None else rows(layer.gate),
         up=None if layer.up is None else rows(layer.up),
+        attention_gate=None if layer.attention_gate is None else rows(layer.attention_gate),
         down=None if layer.down is None else _columns(layer.down, rank, size),
         experts=None if layer.experts is None else _experts(layer.experts, rank, size),
         q_bias=bias(layer.q_bias),

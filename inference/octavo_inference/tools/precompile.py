@@ -164,7 +164,7 @@ def rehearse(
             max_batched_tokens=sizes.max_batched_tokens,
             max_running=sizes.max_running_requests,
             max_model_len=_POSITIONS,
-            adapter_slots=_ADAPTERS if group.size == 1 else 0,
+            adapter_slots=_ADAPTERS,
             max_adapter_rank=_RANK,
             dtype=torch.bfloat16,
             kv_dtype=kv_dtype,

@@ -773,12 +773,6 @@ class Spec(ApiBlock):
             "recompute, or leave preemption out",
         ),
         Rule(
-            rule=f"{_TENSOR} == 1 || ((!has(self.model.adapters) || size(self.model.adapters) == 0) && "
-            "(!has(self.engine.adapters.maxLoaded) || self.engine.adapters.maxLoaded == 0))",
-            message="model.adapters and engine.adapters.maxLoaded require engine.parallelism.tensor 1: adapters are on "
-            "one GPU; leave them out, or set tensor and resources.gpu.count to 1",
-        ),
-        Rule(
             # With a GPU the pool is in the GPU's memory.
             rule=f"self.resources.gpu.count > 0 || !has(self.engine.kv.memory) || {_MEMORY} == '' || "
             f"quantity(string(self.engine.kv.memory)).isLessThan(quantity({_MEMORY}))",

@@ -109,7 +109,7 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     graphs = 0 if settings.cuda_graphs is False or not gpu.graphs else _GRAPHS + _GRAPH * count
     memory = card.memory if card else 0
     reserve = _CONTEXT + max(_RESERVE, int(memory * _RESERVE_SHARE)) + min(int(weights * _ROUNDING), _MOST_ROUNDING)
-    adapters = _adapters(settings, gpu)
+    adapters = _adapters(settings, share)
     room = memory - weights - adapters - working - graphs - reserve
     useful = rows * blocks_held(kinds, longest, chunk, block_size) * block
     useful += most_useful(rows, found.state_bytes, settings.state_snapshots)
@@ -184,11 +184,11 @@ def _rank(settings: EngineSettings) -> int:
     return math.ceil(settings.max_adapter_rank / _UNIT) * _UNIT
 
 
-def _adapters(settings: EngineSettings, gpu: GpuReport) -> int:
-    """The slots of adapters, each for one that changes all matrices with the largest rank."""
+def _adapters(settings: EngineSettings, share: GpuShare) -> int:
+    """The slots of adapters, each for the GPU's part of one that changes all matrices with the largest rank."""
     if not settings.max_loaded_adapters:
         return 0
-    elements = _rank(settings) * gpu.adapter_elements + gpu.adapter_biases
+    elements = _rank(settings) * share.adapter_elements + share.adapter_biases
     return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
 
 

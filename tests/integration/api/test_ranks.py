@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import httpx
 import numpy as np
 import psutil
 import pytest
+from tests.support.adapters import save_adapter
 from tokenizers import Tokenizer, models
 
 from octavo_inference.engine.output_router import LOST
@@ -19,6 +21,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
 FLAGS = ("--device", "cuda", "--dtype", "float32", "--max-running-requests", "2", "--max-batched-tokens", "16")
 SPREAD = (*FLAGS, "--tensor-parallel-size", "2", "--stall-seconds", "600")
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB = 32, 4, 2, 8, 48, 70
+RANK = 4
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +109,54 @@ def test_it_says_who_shares_the_model(spread):
     assert "engine: cuda (interpreter, float32 KV), 2 ranks" in spread.log
     metrics = spread.admin.get("/metrics").text
     assert 'process="rank-1"' in metrics
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory) -> Path:
+    """A folder of adapters, which change matrices that are cut in both ways."""
+    root, rng = tmp_path_factory.mktemp("adapters"), np.random.default_rng(5)
+    sizes = {
+        "model.layers.0.self_attn.q_proj": (HEADS * DIM, HIDDEN),
+        "model.layers.0.self_attn.v_proj": (KV_HEADS * DIM, HIDDEN),
+        "model.layers.0.self_attn.o_proj": (HIDDEN, HEADS * DIM),
+        "model.layers.0.mlp.down_proj": (HIDDEN, INNER),
+    }
+    for name in ("one", "two", "three"):
+        tensors = {}
+        for module, (rows, columns) in sizes.items():
+            tensors[f"{module}.lora_A.weight"] = rng.standard_normal((RANK, columns)).astype(np.float32)
+            tensors[f"{module}.lora_B.weight"] = rng.standard_normal((rows, RANK)).astype(np.float32)
+        save_adapter(root / name, tensors, r=RANK, lora_alpha=RANK)
+    return root
+
+
+def test_adapters_change_answers_as_in_one_process(start, model, adapters):
+    """One that rank 1 cannot prepare is refused with the reason, and nothing else fails."""
+    flags = ("--max-loaded-adapters", "1", "--max-adapter-rank", "8", "--adapter-root", str(adapters))
+    faults = {"OCTAVO_FAILPOINTS": "rank.adapter:raise@2"}
+    server = start("--model", str(model), *SPREAD, *flags, environment=INTERPRETED | faults)
+    alone = start("--model", str(model), *FLAGS, *flags, environment=INTERPRETED)
+
+    def load(each, name):
+        return each.admin.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": name})
+
+    assert load(server, "one").status_code == 200
+    refused = load(server, "two")
+    assert refused.status_code == 400
+    assert re.search(
+        r"tensor-parallel rank 1 \(pid \d+\) could not prepare it: InjectedFaultError: failpoint rank.adapter",
+        refused.json()["error"]["message"],
+    )
+    assert load(server, "three").status_code == 200
+    assert [load(alone, name).status_code for name in ("one", "three")] == [200, 200]
+    # In one slot: each request exchanges what the slot holds, on both ranks.
+    found = [ask(server, model=name).json()["choices"] for name in ("one", "tiny", "three", "one")]
+    assert found == [ask(alone, model=name).json()["choices"] for name in ("one", "tiny", "three", "one")]
+    assert len({choices[0]["text"] for choices in found}) == 3
+    assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 200
+    assert ask(server, model="one").status_code == 404
+    assert ask(server, model="three").json()["choices"] == found[2]
+    assert ask(server).json()["choices"] == found[1]
 
 
 def test_a_killed_rank_ends_all(spread):

@@ -39,6 +39,11 @@ async def test_defaults_are_filled_in(kube: KubeClient, llmd: Make) -> None:
         {"resources": {"gpu": {"count": 0}}, "engine": {"parallelism": {}}},
         {"resources": {"gpu": {"count": 16, "minMemory": "80G"}}, "engine": {"parallelism": {"tensor": 16}}},
         {
+            "model": {"uri": "hf://org/model", "adapters": [{"name": "sql", "uri": "hf://org/sql"}]},
+            "resources": {"gpu": {"count": 2}},
+            "engine": {"parallelism": {"tensor": 2}, "adapters": {"maxLoaded": 4}},
+        },
+        {
             "resources": {"gpu": {"count": 1, "product": "NVIDIA-L4", "minMemory": "24G"}, "memory": "2Gi"},
             "engine": {"quantization": "fp8", "kv": {"dtype": "int8", "blockSize": 16, "memory": "16Gi"}},
         },

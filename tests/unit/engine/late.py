@@ -32,8 +32,9 @@ class LateBackend(EchoBackend):
         longest: int = 64,
         state_slots: int = 0,
         layout: PoolLayout = PLAIN,
+        adapter_slots: int = 0,
     ) -> None:
-        super().__init__(num_blocks, block_size, state_slots, layout)
+        super().__init__(num_blocks, block_size, state_slots, layout, adapter_slots)
         groups = len(layout.groups)
         self.table = RowTable.zeros(rows, longest, block_size, self.vocab_size, self.hidden_size, groups)
         self.table.tokens[:] = self.table.blocks[:] = -1
@@ -51,6 +52,10 @@ class LateBackend(EchoBackend):
         self.steps.append(step)
         self.most_in_flight = max(self.most_in_flight, len(self._queue))
         return late
+
+    def load_adapter(self, slot: int, adapter: int | None) -> None:
+        self.synchronize()
+        super().load_adapter(slot, adapter)
 
     def part_seconds(self) -> dict[str, float]:
         return {}

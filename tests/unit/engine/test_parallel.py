@@ -19,16 +19,26 @@ import pytest
 from octavo_common.failpoints import Failpoints, InjectedFaultError
 from octavo_inference.common.errors import DeviceLostError, RankLostError, SettingsError
 from octavo_inference.core.model_input import Penalty, RowChange, RowPooling, RowSamples, RowStep, RowTable
+from octavo_inference.distributed.adapter_sender import AdapterSender
 from octavo_inference.distributed.executor import RankExecutor
 from octavo_inference.distributed.messages import Call, ClearBlocks, Launch, RankFailed, decode_to_rank, encode
+from octavo_inference.distributed.rank_adapters import RankAdapters
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
 
-from .echo import make_runner
+from .echo import CONFIG, make_runner
 from .late import LateBackend
 
 # What ends a process ends a thread here.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+NO_ADAPTERS = AdapterSender(CONFIG, [])
+
+
+def adapters_of(backend: LateBackend) -> RankAdapters:
+    """Those of a rank that is sent none."""
+    return RankAdapters(backend, socket.socket(), Failpoints(""))
 
 
 def ids(*values: int) -> np.ndarray:
@@ -51,7 +61,7 @@ def test_the_row_table_of_the_engine_is_not_sent() -> None:
     nothing = RowSamples(ids(), ids(), ids(), ids(), [])
     step = RowStep([], ids(0), ids(0, 1), ids(1), nothing, RowTable.zeros(256, 40_960, 16, 151_936))
     with ours, theirs:
-        TensorParallel(LateBackend(4), Told(ours)).launch(step)  # type: ignore[arg-type]
+        TensorParallel(LateBackend(4), Told(ours), NO_ADAPTERS).launch(step)  # type: ignore[arg-type]
         frame = theirs.recv(1 << 20)
     assert len(frame) < 300
     found = decode_to_rank(frame[4:])
@@ -81,11 +91,12 @@ def test_a_rank_that_follows_does_what_the_first_does() -> None:
 
     def be_the_other() -> None:
         with suppress(EOFError):
-            follow(other, Inbox(theirs), Failpoints(""))
+            follow(other, Inbox(theirs), Failpoints(""), adapters_of(other))
 
     thread = threading.Thread(target=be_the_other)
     thread.start()
-    runner = make_runner(TensorParallel(first, Told(ours)), blocks=12, budget=7)  # type: ignore[arg-type]
+    whole = TensorParallel(first, Told(ours), NO_ADAPTERS)  # type: ignore[arg-type]
+    runner = make_runner(whole, blocks=12, budget=7)
     for i in range(4):
         runner.submit(str(i), [i, 2, 3, 4, 5, 6, 7], n=1 + i % 2, max_tokens=9, temperature=1.0)
     runner.finish()
@@ -111,12 +122,12 @@ def test_what_a_call_raises_ends_a_rank() -> None:
         backend = LateBackend(4)
         backend.kv[:] = 7
         with pytest.raises(InjectedFaultError):
-            follow(backend, Inbox(theirs), Failpoints("rank.call:raise@3"))
+            follow(backend, Inbox(theirs), Failpoints("rank.call:raise@3"), adapters_of(backend))
     assert backend.kv[:, 0].tolist() == [7, 0, 0, 7]
 
 
 def test_swap_is_refused_with_the_reason() -> None:
-    spread = TensorParallel(LateBackend(4), Told(socket.socket()))  # type: ignore[arg-type]
+    spread = TensorParallel(LateBackend(4), Told(socket.socket()), NO_ADAPTERS)  # type: ignore[arg-type]
     with pytest.raises(SettingsError, match="cannot move to RAM and back with tensor_parallel_size above 1"):
         spread.to_host([1])
 

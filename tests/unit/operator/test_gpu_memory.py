@@ -105,6 +105,25 @@ def test_a_model_that_only_transformers_computes_has_a_lower_bound(gpu: Make) ->
     assert refused.message.endswith("use 1")
 
 
+def test_each_of_several_gpus_holds_its_part_of_adapters(gpu: Make) -> None:
+    """Elements for each rank of an adapter, and its biases, of each number of GPUs."""
+    assert BIG.gpu is not None
+    shares = tuple(
+        msgspec.structs.replace(one, adapter_elements=3_000_000 // one.ranks, adapter_biases=1_000_000 // one.ranks)
+        for one in BIG.gpu.shares
+    )
+    found = msgspec.structs.replace(BIG, gpu=msgspec.structs.replace(BIG.gpu, shares=shares))
+    limits = {"adapters": {"maxLoaded": 8, "maxRank": 20}}
+    for count in (1, 2, 4):
+        expected, without = (estimate(gpu(engine, count).spec, found, H100) for engine in (limits, {}))
+        assert expected is not None
+        assert without is not None
+        # Ranks are padded to 24; 2 bytes each.
+        assert expected.adapters == 8 * (24 * 3_000_000 + 1_000_000) // count * 2 + (1 << 16)
+        assert without.adapters == 0
+        assert expected.room < without.room - expected.adapters
+
+
 def test_the_example_of_the_guide(gpu: Make) -> None:
     guide = (Path(__file__).parents[3] / "docs/guides/gpus.md").read_text()
     assert refusal(gpu({"maxModelLen": 65_536}), L4) in " ".join(guide.split())

@@ -46,15 +46,11 @@ _ALTERNATIVES = 8 * (1 + MAX_LOGPROBS)
 def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
     """Sizes for each number of GPUs that can share the model. `weights` may be an outline's."""
     ropes = {rope for rope in map(config.rope, range(config.layers)) if rope is not None}
-    matrices = adapted_matrices(config, weights)
     return GpuReport(
         head_dim=config.head_dim,
         row_elements=config.hidden,
         position=sum(4 * rope.dim for rope in ropes),
         shares=tuple(_shares(weights, config)),
-        adapter_elements=sum(len(matrix.rows) * matrix.columns + sum(matrix.rows) for matrix in matrices),
-        # Biases, and the entries of matrices.
-        adapter_biases=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices),
         adapter_products=products_width(config, UNIT) // UNIT,
     )
 
@@ -90,6 +86,7 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
     parts = 2 * shares * config.heads * (mixer.summed + 2) + 9 * _PROCESSORS
     inner, mixed = widest_mlp(config), _experts(config)
     plans = {name: plan_weights(config, weights, *kind) for name, kind in _KINDS.items()}
+    matrices = adapted_matrices(config, weights)
     return GpuShare(
         ranks=ranks,
         weights={name: plan.nbytes + 4 * WORKSPACE for name, plan in plans.items()},
@@ -115,6 +112,9 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         # Where the GPU's tensor cores multiply fp8.
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
+        adapter_elements=sum(len(matrix.rows) * matrix.columns + sum(matrix.rows) for matrix in matrices),
+        # Biases, and the entries of matrices.
+        adapter_biases=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices),
     )
 
 

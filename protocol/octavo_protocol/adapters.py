@@ -52,11 +52,14 @@ def is_adapter_name(text: str) -> bool:
 class WantedAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An adapter that pods are to have, in the list that the operator writes.
 
-    `source`: the URI with its revision, from which a pod downloads it. `failure`: why it cannot be served.
+    `source`: the URI with its revision, from which a pod downloads `file_bytes` of weights. `path`: where pods have it
+    already, on a volume; it is not downloaded. `failure`: why it cannot be served.
     """
 
     name: AdapterName
     source: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    path: Annotated[str, msgspec.Meta(max_length=1024)] = ""
+    file_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     failure: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from octavo_operator.api.base import Rule
 
 PATTERN = r"^(hf|s3|gs|oci|pvc)://[^\s]+$"
-DOWNLOADED = r"^(hf|s3|gs)://[^\s]+$"
 REVISION = r"^[A-Za-z0-9._/-]+$"
 
 
@@ -13,16 +12,21 @@ def uri_rules(path: str) -> tuple[Rule, ...]:
     """Rules of the block `path` with the fields `uri`, of any scheme, and `revision`."""
     return (
         *download_rules(path, "status.model.resolvedRevision"),
-        Rule(
-            rule="!self.uri.startsWith('pvc://') || "
-            "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
-            message=f"{path}.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the volume",
-        ),
+        claim_rule(path),
         Rule(
             rule="!has(self.revision) || self.uri.matches('^(hf|s3|gs)://')",
             message=f"{path}.revision is only allowed for hf://, s3:// and gs:// models; an oci:// reference contains "
             "its tag or digest",
         ),
+    )
+
+
+def claim_rule(path: str) -> Rule:
+    """The rule for a folder or file of a volume."""
+    return Rule(
+        rule="!self.uri.startsWith('pvc://') || "
+        "(self.uri.matches('^pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^/]+)*/?$') && !self.uri.contains('/..'))",
+        message=f"{path}.uri with scheme pvc must have the form pvc://CLAIM/PATH, with PATH inside the volume",
     )
 
 

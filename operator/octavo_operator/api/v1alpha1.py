@@ -48,9 +48,12 @@ class ModelSpec(ApiBlock):
     RULES = (
         *uri_rules("model"),
         Rule(
-            rule="!has(self.credentialsSecretRef) || self.uri.matches('^(hf|s3|gs)://')",
-            message="model.credentialsSecretRef is only allowed for hf://, s3:// and gs:// models; for a registry, "
-            "use imagePullSecrets of the ServiceAccount that has the resource's name",
+            rule="!has(self.adapters) || self.adapters.all(a, !a.uri.startsWith('pvc://') || "
+            "(self.uri.startsWith('pvc://') && a.uri.split('/')[2] == self.uri.split('/')[2]))",
+            message="model.adapters[].uri with scheme pvc must name the claim of model.uri: pods that run cannot mount "
+            "another volume; put the adapter on that claim, or use hf, s3 or gs",
+            found="'model.adapters: one with scheme pvc is on another claim than model.uri, which is ' + self.uri + ': "
+            "pods that run cannot mount another volume; put it on the claim of the model, or use hf, s3 or gs'",
         ),
         Rule(
             rule="!has(self.adapters) || self.adapters.all(a, "
@@ -108,10 +111,11 @@ class ModelSpec(ApiBlock):
     )
     credentials_secret_ref: SecretRef | None = Field(
         default=None,
-        description="credentialsSecretRef is a reference to the Secret with the credentials of the model's source. "
-        "Only the container that downloads the model receives them. For `hf://` the key is `token`. For `s3://` the "
+        description="credentialsSecretRef is a reference to the Secret with the credentials of the sources of the model "
+        "and its adapters. Only the containers that download receive them. For `hf://` the key is `token`. For `s3://` the "
         "keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For `gs://` the "
-        "key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. If unset, the source is accessed without credentials.",
+        "key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. Keys of other schemes than the model's are for adapters "
+        "and optional. If unset, the sources are accessed without credentials.",
     )
     chat_template_config_map_ref: ConfigMapKeyRef | None = Field(
         default=None,
@@ -690,6 +694,13 @@ class Spec(ApiBlock):
     """Spec is the desired state of the LLMDeployment."""
 
     RULES = (
+        Rule(
+            rule="!has(self.model.credentialsSecretRef) || self.model.uri.matches('^(hf|s3|gs)://') || "
+            "(has(self.model.adapters) && size(self.model.adapters) > 0) || "
+            "(has(self.engine.adapters.maxLoaded) && self.engine.adapters.maxLoaded > 0)",
+            message="model.credentialsSecretRef is only allowed for hf://, s3:// and gs:// models, and with adapters; "
+            "for a registry, use imagePullSecrets of the ServiceAccount that has the resource's name",
+        ),
         Rule(
             rule="self.cache.type in ['Auto', 'ImageVolume'] || !self.model.uri.startsWith('oci://')",
             message="cache.type must be Auto or ImageVolume for an oci:// model, which is mounted as an image "

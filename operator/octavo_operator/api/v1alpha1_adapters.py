@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from octavo_operator.api.base import ApiBlock
-from octavo_operator.api.model_uri import DOWNLOADED, REVISION, download_rules
+from octavo_operator.api.base import ApiBlock, Rule
+from octavo_operator.api.model_uri import PATTERN, REVISION, claim_rule, download_rules
 from octavo_protocol.adapters import ADAPTER_NAME
 
 MOST = 64
@@ -16,7 +16,20 @@ LOADED = 8
 class AdapterSpec(ApiBlock):
     """AdapterSpec defines a LoRA adapter of the model, which clients use as a model by its name."""
 
-    RULES = download_rules("model.adapters[]", "status.adapters[].revision")
+    RULES = (
+        *download_rules("model.adapters[]", "status.adapters[].revision"),
+        claim_rule("model.adapters[]"),
+        Rule(
+            rule="!self.uri.startsWith('oci://')",
+            message="model.adapters[].uri must not have scheme oci: pods that run cannot mount an image; use hf, s3, "
+            "gs, or pvc with the claim of the model",
+        ),
+        Rule(
+            rule="!has(self.revision) || !self.uri.startsWith('pvc://')",
+            message="model.adapters[].revision is only allowed for hf://, s3:// and gs:// adapters; put another "
+            "version into another folder of the volume",
+        ),
+    )
 
     name: str = Field(
         min_length=1,
@@ -27,10 +40,11 @@ class AdapterSpec(ApiBlock):
     )
     uri: str = Field(
         max_length=512,
-        pattern=DOWNLOADED,
+        pattern=PATTERN,
         description="uri is the location of the adapter, a folder that PEFT saved as safetensors. The schemes are "
-        "`hf://ORGANISATION/REPOSITORY`, `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX`. If the model has the same "
-        "scheme, it is downloaded with the Secret of spec.model.credentialsSecretRef, otherwise without credentials.",
+        "`hf://ORGANISATION/REPOSITORY`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` and `pvc://CLAIM/PATH`. A CLAIM must "
+        "be the claim of the model; its folder is read in place. Other adapters are downloaded, with the keys for their "
+        "scheme of the Secret of spec.model.credentialsSecretRef.",
     )
     revision: str | None = Field(
         default=None,
@@ -39,5 +53,6 @@ class AdapterSpec(ApiBlock):
         pattern=REVISION,
         description="revision is the revision of the adapter to download: a branch, tag or commit for `hf://`, and a "
         "hash for `s3://` and `gs://`. If unset, it is the branch main of a hub repository, or the files that the "
-        "bucket has. A branch or tag is resolved to a commit once, and all replicas load that commit.",
+        "bucket has. A branch or tag is resolved to a commit once, and all replicas load that commit. Not allowed for "
+        "`pvc://`.",
     )

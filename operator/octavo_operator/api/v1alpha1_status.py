@@ -211,11 +211,17 @@ class AdapterStatus(ApiBlock):
     """AdapterStatus is the state of one adapter of spec.model.adapters."""
 
     name: str = Field(max_length=128, description="name is the name of the adapter.")
+    identity: str | None = Field(
+        default=None,
+        max_length=16,
+        description="identity is a hash of the uri and the revision of the spec that was inspected. It is unset until "
+        "the adapter was inspected.",
+    )
     revision: str | None = Field(
         default=None,
         max_length=160,
         description="revision is the revision that every replica loads, as status.model.resolvedRevision is for the "
-        "model. It is unset until the adapter was inspected.",
+        "model. It is unset until the adapter was inspected, and for `pvc://`.",
     )
     rank: int | None = Field(
         default=None,

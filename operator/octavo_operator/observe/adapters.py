@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from octavo_operator.api import model_source
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1_adapters import AdapterSpec
 from octavo_operator.observe.inspection import Inspection
@@ -35,6 +36,23 @@ class InspectedAdapter:
         revision = (self.found.revision if self.found else "") or self.spec.revision
         return f"{self.spec.uri}@{revision}" if revision else self.spec.uri
 
+    @property
+    def path(self) -> str:
+        """Where the server finds it, "" for one that is downloaded."""
+        source = model_source.parse(self.spec.uri)
+        return "" if source.downloads else source.path
+
+
+def pinned(owner: LLMDeployment) -> dict[str, AdapterInspection]:
+    """The inspections that the status has, by identity: for when the record of them was deleted."""
+    return {
+        known["identity"]: AdapterInspection(
+            revision=known.get("revision", ""), rank=known.get("rank", 0), file_bytes=known.get("fileBytes", 0)
+        )
+        for known in owner.status.get("adapters", ())
+        if known.get("identity")
+    }
+
 
 def inspected_adapters(
     owner: LLMDeployment, record: Mapping[str, AdapterInspection], inspections: Mapping[str, Inspection]
@@ -49,7 +67,7 @@ def _inspected(
     record: Mapping[str, AdapterInspection],
     inspections: Mapping[str, Inspection],
 ) -> InspectedAdapter:
-    identity = adapters.identity(owner, adapter)
+    identity = adapters.identity(adapter)
     found = record.get(identity)
     if found is None:
         inspection = inspections.get(adapter_job.job_name(owner, adapter))
@@ -88,7 +106,8 @@ def wanted_list(found: tuple[InspectedAdapter, ...], before: Sequence[WantedAdap
     for each in found:
         old = served.get(each.spec.name)
         if each.found is not None and not each.failure:
-            wanted.append(WantedAdapter(name=each.spec.name, source=each.source))
+            size = each.found.file_bytes
+            wanted.append(WantedAdapter(name=each.spec.name, source=each.source, path=each.path, file_bytes=size))
         elif old is not None:
             wanted.append(old)
         elif each.failure:

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo_operator.api.base import QUANTITY, Json
 from octavo_operator.api.resource import LLMDeployment, digest
-from octavo_operator.observe.adapters import InspectedAdapter, inspected_adapters, wanted_list
+from octavo_operator.observe.adapters import InspectedAdapter, inspected_adapters, pinned, wanted_list
 from octavo_operator.observe.diagnosis import HOPELESS
 from octavo_operator.observe.fit import MemoryFit, expected, refusal
 from octavo_operator.observe.gpu_fit import Card
@@ -43,6 +43,7 @@ from octavo_operator.rollout.replicas import PodAnnotations, Scale, scale, wante
 from octavo_operator.status.input import Load, Scaling, StatusInput
 from octavo_operator.status.status import next_status
 from octavo_protocol import names
+from octavo_protocol.adapters import AdapterInspection
 
 # Hash of a child as last applied. It shows fields that were removed since, which the live object alone cannot.
 ANNOTATION_APPLIED = f"{names.API_GROUP}/applied"
@@ -140,8 +141,7 @@ def plan(owner: LLMDeployment, installation: Installation, observed: Observed, n
     target = wanted(owner.spec, current, recommended)
     settings = config.config_map(owner)
     revisions = _recorded(owner, observed.children)
-    known = adapters.recorded(observed.children.get(("ConfigMap", adapters.list_name(owner))))
-    inspected = inspected_adapters(owner, known, observed.adapter_inspections)
+    inspected = inspected_adapters(owner, _recorded_adapters(owner, observed), observed.adapter_inspections)
     model = _model(owner, revisions, observed)
     fit, unfit = MemoryFit(), None
     if isinstance(model, Resolved):
@@ -337,6 +337,11 @@ def _actions(
     return [*drains, *applies, *noted, *_deletions(owner, observed, kept)]
 
 
+def _recorded_adapters(owner: LLMDeployment, observed: Observed) -> dict[str, AdapterInspection]:
+    """The inspections of adapters by identity: of the list, and of the status if the list was deleted or damaged."""
+    return pinned(owner) | adapters.recorded(observed.children.get(("ConfigMap", adapters.list_name(owner))))
+
+
 def _adapter_list(owner: LLMDeployment, inspected: tuple[InspectedAdapter, ...], observed: Observed) -> list[Json]:
     """The list of adapters for the pods, if they take any."""
     if not adapters.slots(owner.spec):
@@ -350,7 +355,7 @@ def _adapter_jobs(
     owner: LLMDeployment, installation: Installation, observed: Observed, inspected: tuple[InspectedAdapter, ...]
 ) -> list[Json]:
     """The Jobs of adapters without a record: those that exist, and more up to a number. Those that fail go on."""
-    recorded = adapters.recorded(observed.children.get(("ConfigMap", adapters.list_name(owner))))
+    recorded = _recorded_adapters(owner, observed)
     open_ = {each.identity: each for each in inspected if each.identity not in recorded}
     made = [adapter_job.job(owner, installation, each.spec) for each in open_.values()]
     failing = {adapter_job.job_name(owner, each.spec) for each in open_.values() if each.failure}

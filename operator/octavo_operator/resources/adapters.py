@@ -26,6 +26,8 @@ LIST_FILE = f"{MOUNT}/list.json"
 WANTED_VOLUME = "adapters-wanted"
 WANTED_MOUNT = "/adapters-wanted"
 WANTED_FILE = "list.json"
+CREDENTIALS_VOLUME = "adapters-credentials"
+CREDENTIALS_MOUNT = "/adapters-credentials"
 _INSPECTED = "inspected.json"
 # Annotation of a pod: a hash of the list. The kubelet updates the volumes of a pod soon after its object changes.
 ANNOTATION_LIST = f"{names.API_GROUP}/adapter-list"
@@ -36,15 +38,14 @@ def slots(spec: Spec) -> int:
     return spec.engine.settings.max_loaded_adapters
 
 
-def identity(owner: LLMDeployment, adapter: AdapterSpec) -> str:
-    """Ten hex digits, a hash of its URI, revision and credentials Secret. The name is no part of it."""
-    secret = owner.spec.model.credentials_secret_ref
-    return digest({"uri": adapter.uri, "revision": adapter.revision, "secret": secret.name if secret else None})
+def identity(adapter: AdapterSpec) -> str:
+    """Ten hex digits, a hash of its URI and revision. With another Secret, a branch is not resolved again."""
+    return digest({"uri": adapter.uri, "revision": adapter.revision})
 
 
 def sources(owner: LLMDeployment) -> list[ModelSource]:
-    """Where the adapters are downloaded from."""
-    return [parse(adapter.uri) for adapter in owner.spec.model.adapters]
+    """Where adapters are downloaded from."""
+    return [each for each in (parse(adapter.uri) for adapter in owner.spec.model.adapters) if each.downloads]
 
 
 def list_name(owner: LLMDeployment) -> str:
@@ -87,12 +88,21 @@ def list_digest(body: Json) -> str:
 
 
 def volumes(owner: LLMDeployment) -> list[Json]:
-    """The pod volumes for the list and the adapters; none without slots."""
+    """The pod volumes for the list, the adapters and the credentials; none without slots."""
     if not slots(owner.spec):
         return []
+    secret = owner.spec.model.credentials_secret_ref
+    # A volume, not variables: keys that change, or come later, reach pods that run. Without the Secret they start, too.
+    keys = [
+        {"key": known.key, "path": known.variable} for scheme in source.CREDENTIALS.values() for known in scheme
+    ]
+    credentials: list[Json] = []
+    if secret:
+        reference = {"secretName": secret.name, "items": keys, "optional": True}
+        credentials = [{"name": CREDENTIALS_VOLUME, "secret": reference}]
     items = [{"key": WANTED_FILE, "path": WANTED_FILE}]
     wanted = {"name": list_name(owner), "items": items, "optional": True}
-    return [{"name": VOLUME, "emptyDir": {}}, {"name": WANTED_VOLUME, "configMap": wanted}]
+    return [{"name": VOLUME, "emptyDir": {}}, {"name": WANTED_VOLUME, "configMap": wanted}, *credentials]
 
 
 def mounts(spec: Spec) -> list[Json]:
@@ -108,19 +118,24 @@ def containers(owner: LLMDeployment, image: str) -> list[Json]:
     if not slots(owner.spec):
         return []
     follow = ["--wanted", f"{WANTED_MOUNT}/{WANTED_FILE}", "--to", MOUNT]
+    read = []
+    if owner.spec.model.credentials_secret_ref:
+        follow += ["--credentials", CREDENTIALS_MOUNT]
+        read = [{"name": CREDENTIALS_VOLUME, "mountPath": CREDENTIALS_MOUNT, "readOnly": True}]
     return [
         {
             "name": CONTAINER,
             "image": image,
             "restartPolicy": "Always",
             "command": ["python", "-m", "octavo_inference.sync_adapters", *follow],
-            "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.env_for(owner, owner.source)],  # noqa: S108
+            "env": [{"name": "HOME", "value": "/tmp"}, NO_GPUS, *source.download_env(owner)],  # noqa: S108
             "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
             "securityContext": SECURITY,
             "terminationMessagePolicy": "FallbackToLogsOnError",
             "volumeMounts": [
                 {"name": VOLUME, "mountPath": MOUNT},
                 {"name": WANTED_VOLUME, "mountPath": WANTED_MOUNT, "readOnly": True},
+                *read,
                 {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108
             ],
         }

@@ -10,6 +10,7 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import MOUNT, ModelSource
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.api.v1alpha1 import ModelSpec
+from octavo_operator.api.v1alpha1_adapters import AdapterSpec
 from octavo_operator.api.v1alpha1_engine import DraftModelSpec, Env
 from octavo_operator.resources.common import NO_GPUS, SECURITY
 
@@ -70,7 +71,7 @@ def env_entries(env: tuple[Env, ...]) -> list[Json]:
     return [entry.model_dump(by_alias=True, exclude_none=True) for entry in env]
 
 
-def pinned(model: ModelSpec | DraftModelSpec, revision: str | None) -> str:
+def pinned(model: ModelSpec | DraftModelSpec | AdapterSpec, revision: str | None) -> str:
     """The argument of a download: the URI, with `@revision` if there is one."""
     return model.uri if revision is None else f"{model.uri}@{revision}"
 
@@ -80,14 +81,31 @@ def env_for(owner: LLMDeployment, source: ModelSource) -> list[Json]:
 
     Credentials are those of the model's scheme; a source of another scheme gets none.
     """
-    model, env = owner.spec.model, owner.spec.engine.env
-    variables = env_entries(tuple(entry for entry in env if entry.name in DOWNLOAD_ENV))
-    if model.credentials_secret_ref is not None and source.scheme == owner.source.scheme:
-        for given in CREDENTIALS.get(source.scheme, ()):
-            reference: Json = {"name": model.credentials_secret_ref.name, "key": given.key}
-            if given.optional:
-                reference["optional"] = True
-            variables.append({"name": given.variable, "valueFrom": {"secretKeyRef": reference}})
+    given = _credentials(owner, source.scheme) if source.scheme == owner.source.scheme else []
+    return [*download_env(owner), *given]
+
+
+def env_for_adapter(owner: LLMDeployment, source: ModelSource) -> list[Json]:
+    """Variables of a container that reads the source of an adapter.
+
+    The Secret may have keys for its scheme, and must if it is the scheme of the model.
+    """
+    optional = source.scheme != owner.source.scheme
+    return [*download_env(owner), *_credentials(owner, source.scheme, optional=optional)]
+
+
+def download_env(owner: LLMDeployment) -> list[Json]:
+    """Endpoints and proxies of a container that downloads."""
+    return env_entries(tuple(entry for entry in owner.spec.engine.env if entry.name in DOWNLOAD_ENV))
+
+
+def _credentials(owner: LLMDeployment, scheme: str, *, optional: bool = False) -> list[Json]:
+    secret, variables = owner.spec.model.credentials_secret_ref, []
+    for given in CREDENTIALS.get(scheme, ()) if secret is not None else ():
+        reference: Json = {"name": secret.name, "key": given.key}
+        if given.optional or optional:
+            reference["optional"] = True
+        variables.append({"name": given.variable, "valueFrom": {"secretKeyRef": reference}})
     return variables
 
 

@@ -23,6 +23,7 @@ def adapter_states(view: StatusInput, previous: Sequence[AdapterStatus]) -> tupl
 def _state(view: StatusInput, adapter: InspectedAdapter, before: AdapterStatus | None) -> AdapterStatus:
     found = AdapterStatus(
         name=adapter.spec.name,
+        identity=adapter.identity if adapter.found else None,
         revision=(adapter.found.revision if adapter.found else "") or None,
         rank=(adapter.found.rank if adapter.found else 0) or None,
         file_bytes=(adapter.found.file_bytes if adapter.found else 0) or None,

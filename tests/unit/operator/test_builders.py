@@ -190,7 +190,7 @@ def children(owner: LLMDeployment, installation: Installation) -> list[dict[str,
 def _of_adapters(owner: LLMDeployment, installation: Installation) -> list[dict[str, Any]]:
     found = AdapterInspection(revision="beef", rank=8, file_bytes=1000)
     wanted = [
-        InspectedAdapter(each, adapters.identity(owner, each), found if number else None, "" if number else "no file")
+        InspectedAdapter(each, adapters.identity(each), found if number else None, "" if number else "no file")
         for number, each in enumerate(owner.spec.model.adapters)
     ]
     if not wanted:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,11 +120,11 @@ def test_an_adapter_is_inspected_once_and_pinned(make_world: Callable[..., World
     assert adapter_job.job_name(world.owner, world.owner.spec.model.adapters[0]) in jobs(world)
     final = world.settle()
     assert jobs(world) == []
-    assert listed(world) == [WantedAdapter(name="sql", source="hf://org/sql@beef")]
+    assert listed(world) == [WantedAdapter(name="sql", source="hf://org/sql@beef", file_bytes=1_000_000)]
     (state,) = final.status["adapters"]
     assert state | {"message": ""} == {
-        "name": "sql", "revision": "beef", "rank": 16, "fileBytes": 1_000_000, "state": "Loading", "readyReplicas": 0,
-        "message": "",
+        "name": "sql", "identity": adapters.identity(world.owner.spec.model.adapters[0]), "revision": "beef", "rank": 16,
+        "fileBytes": 1_000_000, "state": "Loading", "readyReplicas": 0, "message": "",
     }  # fmt: skip
     # Neither a lost status nor another spec of the pods moves it to another commit.
     world.adapters = {}
@@ -169,7 +169,7 @@ def test_a_name_keeps_its_old_source_until_the_new_one_can_be_served(
     world.adapters["sql"] = FOUND
     world.owner = make_owner(resource, status=world.owner.status)
     run(world)
-    assert listed(world) == [WantedAdapter(name="sql", source="hf://org/chat@beef")]
+    assert listed(world) == [WantedAdapter(name="sql", source="hf://org/chat@beef", file_bytes=1_000_000)]
 
 
 def test_too_large_a_rank_is_refused_until_there_is_room(make_world: Callable[..., World], make_owner: Make) -> None:
@@ -276,8 +276,10 @@ def test_only_the_sidecar_has_credentials_and_the_server_reads(make_owner: Make,
     pod = deployment.pod_template(owner, installation, "c")["spec"]
     sidecar, server = pod["initContainers"][-1], pod["containers"][0]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("adapters", "Always")
-    assert "HF_TOKEN" in {entry["name"] for entry in sidecar["env"]}
-    assert "HF_TOKEN" not in {entry["name"] for entry in server["env"]}
+    credentials = {"name": "adapters-credentials", "mountPath": "/adapters-credentials", "readOnly": True}
+    assert credentials in sidecar["volumeMounts"]
+    assert credentials not in server["volumeMounts"]
+    assert not {"HF_TOKEN", "AWS_ACCESS_KEY_ID"} & {entry["name"] for entry in server["env"]}
     assert {"name": "adapters", "mountPath": "/adapters", "readOnly": True} in server["volumeMounts"]
     settings = config.server_settings(owner)
     assert (settings["max-loaded-adapters"], settings["adapters-file"]) == (8, "/adapters/list.json")
@@ -297,14 +299,135 @@ def test_gateways_get_the_names(make_owner: Make) -> None:
     assert annotations[names.ANNOTATION_MODELS] == "tiny"
 
 
-def test_a_damaged_record_is_made_again(make_world: Callable[..., World]) -> None:
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_lost_list_is_written_again_at_once_with_the_same_pins(
+    make_world: Callable[..., World], *, deleted: bool
+) -> None:
+    world = make_world("sql", "bad")
+    run(world)
+    before = world.children["ConfigMap", adapters.list_name(world.owner)]["data"]
+    # The branch has moved since.
+    world.adapters["sql"] = encode_inspection(AdapterInspection(revision="f00d", rank=8)).decode()
+    if deleted:
+        del world.children["ConfigMap", adapters.list_name(world.owner)]
+    else:
+        world.children["ConfigMap", adapters.list_name(world.owner)]["data"] = {"inspected.json": "{", "list.json": ""}
+    decided = world.pass_()
+    assert world.children["ConfigMap", adapters.list_name(world.owner)]["data"] == before
+    assert (decided.status["adapters"][0]["revision"], decided.status["adapters"][0]["rank"]) == ("beef", 16)
+    assert len(jobs(world)) == 1, "the one that fails"
+
+
+def test_without_status_and_list_an_adapter_is_inspected_again(make_world: Callable[..., World]) -> None:
     world = make_world("sql")
     world.settle()
-    world.children["ConfigMap", adapters.list_name(world.owner)]["data"]["inspected.json"] = "{"
+    del world.children["ConfigMap", adapters.list_name(world.owner)]
+    world.owner = replace(world.owner, status={})
     world.pass_()
     assert len(jobs(world)) == 1
+    assert world.settle().status["adapters"][0]["revision"] == "beef"
+
+
+def test_a_pin_is_that_of_its_source_alone(make_world: Callable[..., World], make_owner: Make) -> None:
+    world = make_world("sql")
     world.settle()
-    assert json.loads(world.children["ConfigMap", adapters.list_name(world.owner)]["data"]["inspected.json"])
+    del world.children["ConfigMap", adapters.list_name(world.owner)]
+    resource = spec("sql")
+    resource["model"]["adapters"][0]["revision"] = "v2"
+    world.owner = make_owner(resource, status=world.owner.status)
+    decided = world.pass_()
+    assert "revision" not in decided.status["adapters"][0]
+    assert len(jobs(world)) == 1
+
+
+def test_another_secret_resolves_no_branch_again(make_world: Callable[..., World], make_owner: Make) -> None:
+    world = make_world("sql")
+    world.settle()
+    before = listed(world)
+    world.adapters["sql"] = encode_inspection(AdapterInspection(revision="f00d", rank=8)).decode()
+    resource = spec("sql")
+    resource["model"]["credentialsSecretRef"] = {"name": "renamed"}
+    world.owner = make_owner(resource, status=world.owner.status)
+    world.pass_()
+    assert not [name for name in jobs(world) if "-lora-" in name]
+    world.settle()
+    assert listed(world) == before
+
+
+def test_a_job_that_fails_is_made_again_with_another_secret(
+    make_world: Callable[..., World], make_owner: Make
+) -> None:
+    world = make_world("bad")
+    run(world)
+    resource = spec("bad")
+    resource["model"]["credentialsSecretRef"] = {"name": "hub"}
+    world.owner = make_owner(resource, status=world.owner.status)
+    run(world, 2)
+    (body,) = [body for (kind, name), body in world.children.items() if kind == "Job" and "-lora-" in name]
+    assert secrets_of(body) == {"HF_TOKEN": {"name": "hub", "key": "token"}}
+
+
+def secrets_of(job: Json) -> Json:
+    env = job["spec"]["template"]["spec"]["containers"][0]["env"]
+    return {entry["name"]: entry["valueFrom"]["secretKeyRef"] for entry in env if "valueFrom" in entry}
+
+
+@pytest.mark.parametrize("model", ["pvc://disk/m", "oci://registry.local/m:1", "s3://models/m", "hf://org/m"])
+@pytest.mark.parametrize(
+    ("uri", "keys"),
+    [
+        ("hf://org/sql", {"HF_TOKEN": "token"}),
+        (
+            "s3://adapters/sql",
+            dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")),
+        ),
+        ("gs://adapters/sql", {"GOOGLE_SERVICE_ACCOUNT_KEY": None}),
+    ],
+)
+def test_adapters_of_any_scheme_have_the_keys_of_the_secret(
+    model: str, uri: str, keys: Json, make_owner: Make, installation: Installation
+) -> None:
+    listed_ = [{"name": "sql", "uri": uri}]
+    owner = make_owner({"model": {"uri": model, "adapters": listed_, "credentialsSecretRef": {"name": "keys"}}})
+    job = adapter_job.job(owner, installation, owner.spec.model.adapters[0])
+    same = model.partition(":")[0] == uri.partition(":")[0]
+    assert secrets_of(job) == {
+        variable: {"name": "keys", "key": key or variable}
+        # A Secret for the model need not have keys of other schemes.
+        | ({} if same and variable != "AWS_SESSION_TOKEN" else {"optional": True})
+        for variable, key in keys.items()
+    }
+    pod = deployment.pod_template(owner, installation, "c")["spec"]
+    (volume,) = [each["secret"] for each in pod["volumes"] if each["name"] == "adapters-credentials"]
+    assert (volume["secretName"], volume["optional"]) == ("keys", True)
+    assert keys.keys() <= {item["path"] for item in volume["items"]}
+    other = make_owner({"model": {"uri": model, "adapters": [], "credentialsSecretRef": {"name": "keys"}},
+                        "engine": {"adapters": {"maxLoaded": 8}}})  # fmt: skip
+    assert deployment.pod_template(other, installation, "c") == deployment.pod_template(owner, installation, "c")
+
+
+def test_an_adapter_on_the_claim_of_the_model_is_read_in_place(
+    make_owner: Make, installation: Installation
+) -> None:
+    on_claim = [{"name": "sql", "uri": "pvc://disk/adapters/sql/"}]
+    world = World(make_owner({"model": {"uri": "pvc://disk/m", "adapters": on_claim}}), installation)
+    world.said = encode_inspection(MODEL).decode()
+    world.adapters["sql"] = encode_inspection(AdapterInspection(rank=16, file_bytes=1000)).decode()
+    world.pass_()
+    (job,) = [body for (kind, name), body in world.children.items() if kind == "Job" and "-lora-" in name]
+    pod = job["spec"]["template"]["spec"]
+    assert "/model/adapters/sql" in pod["containers"][0]["command"]
+    assert {"name": "model", "mountPath": "/model", "readOnly": True} in pod["containers"][0]["volumeMounts"]
+    claim = {"name": "model", "persistentVolumeClaim": {"claimName": "disk", "readOnly": True}}
+    assert claim in pod["volumes"]
+    world.settle()
+    assert listed(world) == [
+        WantedAdapter(name="sql", source="pvc://disk/adapters/sql/", path="/model/adapters/sql", file_bytes=1000)
+    ]
+    server = deployment_of(world)["spec"]["template"]["spec"]
+    assert claim in server["volumes"]
+    for policy in (protection.network_policy(world.owner, installation), protection.inspection_policy(world.owner)):
+        assert policy["spec"]["egress"] == []
 
 
 def test_memory_is_reserved_for_the_largest_that_may_be_loaded(make_owner: Make) -> None:

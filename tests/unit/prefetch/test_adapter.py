@@ -69,6 +69,23 @@ def test_what_is_no_adapter_says_why(files: dict[str, bytes], reason: str, messa
     assert message in found.message
 
 
+def test_a_folder_of_a_volume_is_inspected_in_place(tmp_path: Path) -> None:
+    for name, data in adapter_files().items():
+        (tmp_path / name).write_bytes(data)
+    size = (tmp_path / "adapter_model.safetensors").stat().st_size
+    assert look_at_adapter(str(tmp_path)) == AdapterInspection(rank=16, file_bytes=size)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
+    found = look_at_adapter(str(tmp_path))
+    assert isinstance(found, ModelFailure)
+    assert found.reason == "InvalidModel"
+    (tmp_path / "adapter_model.safetensors").unlink()
+    for folder in (tmp_path, tmp_path / "none"):
+        found = look_at_adapter(str(folder))
+        assert isinstance(found, ModelFailure)
+        assert f"{folder.name} has no " in found.message
+        assert "adapter_model.safetensors: an adapter is a folder that PEFT saved" in found.message
+
+
 def test_a_missing_adapter_is_the_hubs_answer(adapters: FakeHub) -> None:
     found = look_at_adapter("hf://org/none")
     assert isinstance(found, ModelFailure)

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from octavo_inference.download.adapter_sync import FIRST_SECONDS, KEPT_SECONDS, LIST, PARALLEL, AdapterSync, key
+from octavo_inference.download.adapter_sync import (
+    FIRST_SECONDS,
+    KEPT_SECONDS,
+    LIST,
+    OVERHEAD_BYTES,
+    PARALLEL,
+    AdapterSync,
+    key,
+)
 from octavo_inference.download.transfer import PrefetchError
 from octavo_protocol.adapters import ListedAdapter, WantedAdapter, decode_list, encode_wanted
 
@@ -49,10 +57,13 @@ class Pod:
         self.said: list[str] = []
         self.now = 1000.0
         self.executor = Steps()
+        self.free, self.limit, self.size = 1 << 40, 0, 0
         self.sync = self.started()
 
     def started(self) -> AdapterSync:
-        return AdapterSync(self.wanted, self.folder, self.download, self.executor, self.said.append, self.now)
+        return AdapterSync(
+            self.wanted, self.folder, self.download, self.executor, self.said.append, lambda: self.free, self.limit, self.now
+        )  # fmt: skip
 
     def download(self, source: str, folder: Path) -> None:
         self.downloads.append(source)
@@ -60,6 +71,7 @@ class Pod:
             raise self.broken[source]
         folder.mkdir()
         (folder / "adapter_config.json").write_text(source)
+        (folder / "adapter_model.safetensors").write_bytes(bytes(self.size))
 
     def want(self, **sources: str) -> None:
         self.wanted.write_bytes(encode_wanted([WantedAdapter(name=n, source=s) for n, s in sources.items()]))
@@ -223,3 +235,66 @@ def test_a_list_that_cannot_be_read_changes_nothing(pod: Pod) -> None:
     assert Path(pod.path(SQL)).exists()
     pod.wanted.unlink()
     assert pod.settle(3600) == before
+
+
+def large(source: str, size: int = 100_000_000) -> WantedAdapter:
+    return WantedAdapter(name=source.partition("@")[0].rpartition("/")[2], source=source, file_bytes=size)
+
+
+def test_one_that_does_not_fit_says_so_and_is_downloaded_once_it_does(pod: Pod) -> None:
+    pod.free = 50_000_000
+    pod.wanted.write_bytes(encode_wanted([large(SQL), large(CHAT, 1000)]))
+    pod.settle()
+    assert [each.path for each in pod.settle()] == ["", pod.path(CHAT)]
+    assert pod.list[0].failure == (
+        "it takes 101 MB, and the pod has room for 50 MB of adapters: remove other ones"
+    )
+    assert pod.downloads == [CHAT]
+    pod.free = 200_000_000
+    assert [each.path for each in pod.settle(10)] == [pod.path(SQL), pod.path(CHAT)]
+
+
+def test_the_adapters_of_a_pod_have_a_limit(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.limit, pod.size = OVERHEAD_BYTES + 4200, 2000
+    pod.sync = pod.started()
+    pod.wanted.write_bytes(encode_wanted([large(f"hf://org/a{number}", 2000) for number in range(4)]))
+    pod.settle()
+    pod.settle()
+    assert [bool(each.path) for each in pod.list] == [True, True, False, False]
+    assert pod.list[2].failure.startswith("it takes 1 MB, and the pod has room for")
+
+
+def test_downloads_that_run_count_with_what_they_still_need(pod: Pod) -> None:
+    pod.free = 150_000_000
+    pod.wanted.write_bytes(encode_wanted([large(SQL), large(CHAT)]))
+    for _ in range(3):
+        pod.sync.step(pod.now)
+    assert len(pod.executor.waiting) == 1, "the other one waits for what this one really takes"
+    pod.settle()
+    assert [each.path for each in pod.settle()] == [pod.path(SQL), pod.path(CHAT)]
+
+
+def test_what_is_not_wanted_is_removed_before_more_is_downloaded(pod: Pod) -> None:
+    pod.wanted.write_bytes(encode_wanted([large(SQL)]))
+    pod.settle()
+    pod.free = 0
+    pod.wanted.write_bytes(encode_wanted([large(CHAT)]))
+    for seconds in (0.0, KEPT_SECONDS - 1):
+        assert pod.settle(seconds) == [], "neither a failure nor a download while room is being made"
+    pod.free = 200_000_000
+    pod.settle(1)
+    assert not Path(pod.path(SQL)).exists()
+    assert [each.path for each in pod.list] == [pod.path(CHAT)]
+
+
+def test_one_on_a_volume_is_listed_where_it_is(pod: Pod) -> None:
+    there = WantedAdapter(name="sql", source="pvc://disk/sql", path="/model/sql", file_bytes=1000)
+    pod.wanted.write_bytes(encode_wanted([there]))
+    assert pod.settle() == [ListedAdapter(name="sql", source="pvc://disk/sql", path="/model/sql")]
+    assert pod.downloads == []
+    # Another source of the name takes its place when it is complete.
+    pod.want(sql=SQL)
+    pod.sync.step(pod.now)
+    assert pod.list[0].path == "/model/sql"
+    assert pod.settle()[0].path == pod.path(SQL)

@@ -13,7 +13,25 @@ from tests.support.waiting import eventually
 from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 from tests.unit.prefetch.test_adapter import adapter_files
 
+from octavo_inference.sync_adapters import take_credentials
 from octavo_protocol.adapters import WantedAdapter, decode_list, encode_wanted
+
+
+def test_credentials_of_a_mounted_secret_reach_the_next_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://hub")
+    known = take_credentials(tmp_path / "none", set())  # the Secret does not exist yet
+    (tmp_path / "..data").mkdir()  # as the kubelet makes it
+    for value in ("first", "rotated"):
+        (tmp_path / "HF_TOKEN").write_text(f"{value}\n")
+        known = take_credentials(tmp_path, known)
+        assert os.environ["HF_TOKEN"] == value
+    (tmp_path / "HF_TOKEN").unlink()
+    assert take_credentials(tmp_path, known) == set()
+    assert "HF_TOKEN" not in os.environ
+    assert os.environ["HF_ENDPOINT"] == "http://hub"
 
 
 @pytest.mark.slow  # waits for the program's looks at the list
@@ -21,11 +39,16 @@ def test_the_list_is_followed_until_the_pod_ends(hub: FakeHub, tmp_path: Path) -
     hub.files = adapter_files()
     wanted, folder = tmp_path / "wanted.json", tmp_path / "adapters"
     folder.mkdir()
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    hub.token = "secret"
     command = [sys.executable, "-m", "octavo_inference.sync_adapters", "--wanted", str(wanted), "--to", str(folder)]
+    command += ["--credentials", str(keys), "--limit", "10000000"]
     source = f"hf://org/tiny@{COMMIT}"
     with subprocess.Popen(command, env={**os.environ, "HF_ENDPOINT": hub.url}) as program:
         try:
             eventually((folder / "list.json").exists)
+            (keys / "HF_TOKEN").write_text("secret")  # the Secret is made when the pod runs
             wanted.write_bytes(encode_wanted([WantedAdapter(name="sql", source=source)]))
             eventually(lambda: decode_list((folder / "list.json").read_bytes()))
             (listed,) = decode_list((folder / "list.json").read_bytes())

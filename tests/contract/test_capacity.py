@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from tests.support.adapters import save_adapter
 from tests.support.native import needs_native
 from tokenizers import Tokenizer, models
 
@@ -36,6 +38,20 @@ def expect(owner: LLMDeployment, memory: str, found: ModelReport) -> Estimate:
     expected = estimate(owner.spec, memory, found)
     assert expected is not None
     return expected
+
+
+def save_dense(folder: Path, rank: int) -> Path:
+    """An adapter of the built-in model that changes all matrices."""
+    hidden, inner, keys = 576, 1536, 192
+    shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
+    shapes |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
+    shapes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    tensors = {}
+    for layer in range(30):
+        for name, (rows, columns) in shapes.items():
+            tensors[f"model.layers.{layer}.{name}.lora_A.weight"] = np.ones((rank, columns), np.float32)
+            tensors[f"model.layers.{layer}.{name}.lora_B.weight"] = np.ones((rows, rank), np.float32)
+    return save_adapter(folder, tensors, r=rank)
 
 
 @pytest.fixture(params=library.available() or ["none"])
@@ -110,6 +126,31 @@ def test_the_engine_reserves_what_was_expected_for_adapters(rank: int, make_owne
     assert without is not None
     assert expected.kv == plan.kv_pool
     assert expected.adapters == plan.weights - without.weights
+
+
+@needs_native
+def test_the_engine_keeps_no_more_adapters_than_was_expected(
+    make_owner: Make, smollm2: ModelReport, tmp_path: Path
+) -> None:
+    """However many may be cached, and however large they are."""
+    limits = {"adapters": {"maxLoaded": 2, "maxRank": 32}, "kv": {"memory": "64Mi"}}
+    expected = expect(make_owner({"engine": {"threads": 2, "maxModelLen": 512, **limits}}), "64Gi", smollm2)
+    sizes = {"kv_memory": 64 << 20, "max_model_len": 512, "threads": 2, "backend": "cpu"}
+    engine = load_engine(EngineSettings("smollm2", max_loaded_adapters=2, max_adapter_rank=32, **sizes)).engine
+    for number in range(6):
+        engine.adapters.offer(str(number), str(save_dense(tmp_path / str(number), rank=32 if number in (0, 2) else 4)))
+    states: dict[str, str] = {}
+    while len(states) < 6 or "loading" in states.values():
+        engine.wait()
+        engine.step()
+        states |= {each.key: each.state for each in engine.adapters.changes() or []}
+    assert engine.limits.adapter_memory == expected.adapters
+    prepared = [each.read.prepared for each in engine.adapters._offered.values() if each.read is not None]
+    kept = [each.nbytes for each in prepared if each is not None]
+    assert sum(kept) <= expected.adapters
+    assert max(kept) == pytest.approx(expected.adapters / 2, rel=0.05), "the largest are as large as was expected"
+    assert 2 < len(kept) < 6, "more than the device has, and not all"
+    assert "failed" not in states.values()
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused_as_the_engine_would(

@@ -63,14 +63,18 @@ class AdapterSlots:
         if key in self._held:
             self._held[key].closing = False
             return self._held[key].slot, False
-        if not self._free:
-            unused = next((other for other, held in self._held.items() if not held.users), None)
-            if unused is None:
-                return None
-            self.remove(unused)
+        if not self._free and not self.evict():
+            return None
         self._held[key] = _Held(self._free.pop())
         self._placed[key] = None
         return self._held[key].slot, True
+
+    def evict(self) -> bool:
+        """Empty the slot of the least recently used adapter that no request uses. False if there is none."""
+        unused = next((key for key, held in self._held.items() if not held.users), None)
+        if unused is not None:
+            self.remove(unused)
+        return unused is not None
 
     def make_room(self) -> None:
         """Close the adapter that has been in its slot for longest, unless one is closing already."""

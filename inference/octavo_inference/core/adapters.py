@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +65,8 @@ class _Read:
     prepared: PreparedAdapter | None
     rank: int = 0
     digest: str = ""
+    nbytes: int = 0
+    """Bytes of host memory of `prepared`, also after it was dropped."""
     failure: str = ""
     is_final: bool = True
     """False if a later attempt may succeed: the files could not be read now."""
@@ -82,14 +84,18 @@ class _Offered:
 class AdapterPool:
     """The adapters of one engine; `read` runs in a thread. `max_cached`: those kept in host memory, loaded ones too.
 
+    `max_bytes`: of those in host memory, None for no limit. One that is being read or waits for its turn comes on top,
+    and a single larger one is used alone.
+
     Used from the engine's thread. `on_ready` is called in the other thread when `advance` has something to do.
     """
 
-    def __init__(self, backend: Backend, read: ReadAdapter | None, max_cached: int) -> None:
+    def __init__(self, backend: Backend, read: ReadAdapter | None, max_cached: int, max_bytes: int | None) -> None:
         self.on_ready: Callable[[], object] = lambda: None
         self._backend = backend
         self._read_adapter = read
         self._max_cached = max(max_cached, backend.adapter_slots)
+        self._max_bytes = max_bytes
         self._slots = AdapterSlots(backend.adapter_slots)
         self._offered: dict[str, _Offered] = {}
         self._executor = ThreadPoolExecutor(1, "octavo-adapters")
@@ -236,7 +242,12 @@ class AdapterPool:
             self._drop_withdrawn(key)
 
     def _load(self, key: str, read: _Read) -> bool:
-        """Load an adapter into a slot. Returns False if all slots are in use."""
+        """Load an adapter into a slot. Returns False if all slots are in use, or the memory of those in use."""
+        if key not in self._slots.keys:
+            while self._slots.keys and not self._fits(self._slots.keys, read.nbytes):
+                if not self._slots.evict():
+                    return False
+                self._changed = True
         placed = self._slots.place(key)
         if placed is None:
             return False
@@ -251,13 +262,18 @@ class AdapterPool:
         """Forget the adapters that were not used for longest, down to the limit. They are read again when needed."""
         loaded = set(self._slots.keys)
         for key in [key for key in self._cached if key not in loaded and key not in self._queue]:
-            if len(self._cached) <= self._max_cached:
+            if len(self._cached) <= self._max_cached and self._fits(self._cached):
                 return
             del self._cached[key]
             read = self._offered[key].read
             if read is not None:
-                self._offered[key].read = _Read(None, read.rank, read.digest)
+                self._offered[key].read = replace(read, prepared=None)
             self._changed = True
+
+    def _fits(self, keys: Iterable[str], more: int = 0) -> bool:
+        """Whether these adapters, and `more` bytes, fit into host memory."""
+        sizes = (read.nbytes for key in keys if (read := self._offered[key].read) is not None)
+        return self._max_bytes is None or sum(sizes) + more <= self._max_bytes
 
     def _drop_withdrawn(self, key: str) -> None:
         """Forget an adapter that was withdrawn, once no request uses it."""
@@ -273,6 +289,10 @@ class AdapterPool:
 
     def _start(self, key: str) -> None:
         offered = self._offered[key]
+        held = {*self._slots.keys, *(other for other in self._queue if other in self._cached)}
+        ahead = offered.read is not None and any(other in self._cached for other in self._queue)
+        if ahead and not self._fits(held, offered.read.nbytes if offered.read else 0):
+            return  # those that were read before it take their turns first
         if offered.reading is None:
             self._unreadable.pop(key, None)
             offered.reading = self._executor.submit(self._run, key, offered)
@@ -284,7 +304,8 @@ class AdapterPool:
             return self.on_ready()
         try:
             adapter = self._read_adapter(offered.path)
-            found = _Read(self._backend.prepare_adapter(adapter), adapter.rank, adapter.digest)
+            prepared = self._backend.prepare_adapter(adapter)
+            found = _Read(prepared, adapter.rank, adapter.digest, prepared.nbytes)
         except ModelError as error:
             found = _Read(None, failure=str(error))
         except Exception as error:

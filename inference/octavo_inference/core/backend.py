@@ -16,7 +16,7 @@ from octavo_inference.models.layer_groups import PoolLayout
 
 HostBlocks = NDArray[np.generic]
 PreparedAdapter = Any
-"""An adapter in a backend's own form."""
+"""An adapter in a backend's own form, in host memory. Its `nbytes` are bytes of it."""
 
 
 class StepHandle(Protocol):

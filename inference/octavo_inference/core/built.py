@@ -29,5 +29,7 @@ class Built:
     capture_seconds: float = 0.0
     max_samples: int = 0
     """Tokens that a step samples at most; 0 for one of each sequence."""
+    adapter_memory: int | None = None
+    """Bytes of host memory for adapters; None for no limit."""
     draft: DraftModel | None = None
     """The draft model, if the settings name one."""

@@ -167,7 +167,7 @@ class Engine:
             max_samples=limits.max_samples or limits.max_running,
             failpoints=self._failpoints,
         )
-        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters)
+        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters, limits.adapter_memory)
         self._live = RequestTable(self.scheduler, clock, self.adapters.finished)
         self.guided = GuidedSteps(
             load_vocabulary,

@@ -17,7 +17,7 @@ class EngineLimits:
     many blocks of preempted sequences the host may keep; 0 means recompute. The state of a sequence, of a model with
     state layers, counts as `host_state_blocks` of them. `cache_policy` is the default for requests without one.
     A step samples at most `max_samples` tokens, guessed ones included; 0 for one of each sequence. The host keeps
-    `max_cached_adapters`, or as many as the backend has slots for.
+    `max_cached_adapters`, or as many as the backend has slots for, of `adapter_memory` bytes; None for no limit.
     """
 
     max_model_len: int
@@ -34,3 +34,4 @@ class EngineLimits:
     overlap: bool = True
     max_samples: int = 0
     max_cached_adapters: int = 0
+    adapter_memory: int | None = None

@@ -30,6 +30,8 @@ INTERPRETER_SHARE = 0.1
 """Share of the free memory for the KV pool, where kernels are interpreted."""
 SWAP_ROOM = 0.5
 """Share of the host's free memory for the KV of preempted sequences."""
+ADAPTER_ROOM = 0.25
+"""Share of the host's free memory for adapters, those on the device included."""
 
 
 def build_cuda(
@@ -107,6 +109,7 @@ def build_cuda(
         () if ranks is None else ranks.pids,
         len(captured),
         sum(one.seconds for one in captured),
+        adapter_memory=int(available_memory() * ADAPTER_ROOM),
     )
 
 

@@ -43,7 +43,8 @@ from octavo_inference.model_loader import (
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
-from octavo_inference.models.weights import Weights, layer_matrices
+from octavo_inference.models.weights import Weights, adapter_elements
+from octavo_protocol.adapters import packed_rank
 from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
 
@@ -114,6 +115,7 @@ def engine_for(
         overlap=settings.overlap is not False,
         max_samples=built.max_samples,
         max_cached_adapters=settings.max_cached_adapters,
+        adapter_memory=built.adapter_memory,
     )
     engine = Engine(
         built.backend,
@@ -305,7 +307,17 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         guesses = None if draft is None else draft_model(draft, model, sizes, create_reference)
         backend = _create_reference(threads, model, sizes, settings.max_loaded_adapters)
         samples = sizes.max_batched_tokens
-        return Built(backend, model.config, sizes, name, dtype, threads, max_samples=samples, draft=guesses)
+        return Built(
+            backend,
+            model.config,
+            sizes,
+            name,
+            dtype,
+            threads,
+            max_samples=samples,
+            adapter_memory=reserved,
+            draft=guesses,
+        )
     if threads > 1 and (nodes := numa_nodes()) > 1:
         log.warning("its cores belong to %d NUMA nodes: one server per node reads less memory of the others", nodes)
     samples = sizes.max_running + guessed_rows(settings, sizes.max_running)
@@ -319,7 +331,18 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
 
     guesses = None if draft is None else draft_model(draft, model, sizes, create)
     plan = _plan(backends, sizes, process, free, reserved)
-    return Built(native, model.config, sizes, name, dtype, threads, plan, max_samples=samples, draft=guesses)
+    return Built(
+        native,
+        model.config,
+        sizes,
+        name,
+        dtype,
+        threads,
+        plan,
+        max_samples=samples,
+        adapter_memory=reserved,
+        draft=guesses,
+    )
 
 
 def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int, adapters: int) -> MemoryPlan:
@@ -467,8 +490,8 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
 
 def _adapter_bytes(settings: EngineSettings, model: LoadedModel, element_bytes: int) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
-    per_rank = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
-    return settings.max_loaded_adapters * settings.max_adapter_rank * per_rank * element_bytes
+    per_rank = sum(map(adapter_elements, model.weights.layers))
+    return settings.max_loaded_adapters * packed_rank(settings.max_adapter_rank) * per_rank * element_bytes
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes, adapter_slots: int = 0) -> Backend:

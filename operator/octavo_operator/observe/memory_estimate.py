@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_operator.resources.config import mib, quantity, threads
+from octavo_protocol.adapters import packed_rank
 from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings, guessed_rows
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import ModelReport
@@ -64,7 +65,7 @@ def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
 def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
     size = 4 if settings.dtype == "float32" else 2
-    return settings.max_loaded_adapters * settings.max_adapter_rank * found.adapter_elements * size
+    return settings.max_loaded_adapters * packed_rank(settings.max_adapter_rank) * found.adapter_elements * size
 
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:

@@ -13,11 +13,12 @@ from octavo_operator.api.base import Json
 from octavo_operator.api.model_source import ModelSource, parse
 from octavo_operator.api.resource import LLMDeployment, digest
 from octavo_operator.api.v1alpha1 import Spec
-from octavo_operator.api.v1alpha1_adapters import AdapterSpec
+from octavo_operator.api.v1alpha1_adapters import MOST, AdapterSpec
 from octavo_operator.resources import source
 from octavo_operator.resources.common import NO_GPUS, SECURITY, child
 from octavo_protocol import names
 from octavo_protocol.adapters import AdapterInspection, WantedAdapter, decode_wanted, encode_wanted
+from octavo_protocol.model import ModelReport
 
 CONTAINER = "adapters"
 VOLUME = "adapters"
@@ -29,6 +30,10 @@ WANTED_FILE = "list.json"
 CREDENTIALS_VOLUME = "adapters-credentials"
 CREDENTIALS_MOUNT = "/adapters-credentials"
 _INSPECTED = "inspected.json"
+# Bytes of an adapter's changes of the embedding and the head, and its configuration: `adapter_elements` are of layers.
+_OUTER = 64 << 20
+# Bytes that the folder may exceed its limit by before the kubelet acts.
+_SLACK = 1 << 30
 # Annotation of a pod: a hash of the list. The kubelet updates the volumes of a pod soon after its object changes.
 ANNOTATION_LIST = f"{names.API_GROUP}/adapter-list"
 
@@ -87,7 +92,16 @@ def list_digest(body: Json) -> str:
     return digest(body["data"][WANTED_FILE])
 
 
-def volumes(owner: LLMDeployment) -> list[Json]:
+def disk_bytes(spec: Spec, found: ModelReport) -> int:
+    """Most bytes that a pod downloads, 0 for no limit. It does not depend on the adapters.
+
+    A full list of adapters of the largest rank that change all matrices in float32, and another one during an exchange.
+    """
+    largest = spec.engine.settings.max_adapter_rank * found.adapter_elements * 4
+    return 2 * MOST * (largest + _OUTER) if found.adapter_elements else 0
+
+
+def volumes(owner: LLMDeployment, found: ModelReport) -> list[Json]:
     """The pod volumes for the list, the adapters and the credentials; none without slots."""
     if not slots(owner.spec):
         return []
@@ -102,7 +116,10 @@ def volumes(owner: LLMDeployment) -> list[Json]:
         credentials = [{"name": CREDENTIALS_VOLUME, "secret": reference}]
     items = [{"key": WANTED_FILE, "path": WANTED_FILE}]
     wanted = {"name": list_name(owner), "items": items, "optional": True}
-    return [{"name": VOLUME, "emptyDir": {}}, {"name": WANTED_VOLUME, "configMap": wanted}, *credentials]
+    # The kubelet evicts a pod that exceeds a limit. The container refuses an adapter before that.
+    limit = disk_bytes(owner.spec, found)
+    room = {"sizeLimit": f"{(limit + _SLACK) >> 20}Mi"} if limit else {}
+    return [{"name": VOLUME, "emptyDir": room}, {"name": WANTED_VOLUME, "configMap": wanted}, *credentials]
 
 
 def mounts(spec: Spec) -> list[Json]:
@@ -110,7 +127,7 @@ def mounts(spec: Spec) -> list[Json]:
     return [{"name": VOLUME, "mountPath": MOUNT, "readOnly": True}] if slots(spec) else []
 
 
-def containers(owner: LLMDeployment, image: str) -> list[Json]:
+def containers(owner: LLMDeployment, image: str, found: ModelReport) -> list[Json]:
     """The sidecar that downloads adapters while the server runs; none without slots.
 
     Nothing in it depends on the adapters, whose change must not replace pods.
@@ -118,6 +135,8 @@ def containers(owner: LLMDeployment, image: str) -> list[Json]:
     if not slots(owner.spec):
         return []
     follow = ["--wanted", f"{WANTED_MOUNT}/{WANTED_FILE}", "--to", MOUNT]
+    if limit := disk_bytes(owner.spec, found):
+        follow += ["--limit", str(limit)]
     read = []
     if owner.spec.model.credentials_secret_ref:
         follow += ["--credentials", CREDENTIALS_MOUNT]

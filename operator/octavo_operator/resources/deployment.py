@@ -124,7 +124,7 @@ def pod_template(
             {"name": "tmp", "emptyDir": {"sizeLimit": "2Gi"}},
             *config.template_volumes(spec),
             *draft.volumes(spec, found.draft.revision if found.draft else ""),
-            *adapters.volumes(owner),
+            *adapters.volumes(owner, found),
         ],
     }
     if spec.resources.gpu.count:
@@ -134,7 +134,7 @@ def pod_template(
         pod["volumes"].append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     downloads = source.prefetch(owner, image, found.revision)
     downloads += draft.prefetch(owner, image, found.draft.revision if found.draft else "")
-    downloads += adapters.containers(owner, image)
+    downloads += adapters.containers(owner, image, found)
     if downloads:
         pod["initContainers"] = downloads
     pod |= placement.pod_fields(owner)

@@ -44,10 +44,10 @@ class Reader:
 
 
 class Server:
-    def __init__(self, slots: int = 2, max_cached: int = 32, rows: int = 4) -> None:
+    def __init__(self, slots: int = 2, max_cached: int = 32, rows: int = 4, memory: int | None = None) -> None:
         self.reader = Reader()
         self.backend = EchoBackend(64, adapter_slots=slots)
-        limits = EngineLimits(64, rows, 16, 100, max_cached_adapters=max_cached)
+        limits = EngineLimits(64, rows, 16, 100, max_cached_adapters=max_cached, adapter_memory=memory)
         self.time = 0.0
         self.engine = Engine(self.backend, CONFIG, limits, clock=lambda: self.time, read_adapter=self.reader)
         self.states: dict[str, str] = {}
@@ -302,3 +302,54 @@ def test_slots_are_never_shared_and_never_lost(story: list[tuple[int, str]]) -> 
         assert len(held) <= 3
         assert all(users[each] == slots.users(each) for each in held)
         assert all(each in held for each, count in users.items() if count)
+
+
+def held(server: Server) -> int:
+    """Bytes of adapters in host memory."""
+    prepared = (each.read.prepared for each in server.engine.adapters._offered.values() if each.read is not None)
+    return sum(each.nbytes for each in prepared if each is not None)
+
+
+def test_adapters_that_exceed_the_memory_are_dropped_and_read_again() -> None:
+    server = Server(slots=1, memory=250_000_000)
+    server.offer(1, 2, 3)
+    assert held(server) == 200_000_000
+    assert sorted(server.states.values()) == ["cached", "loaded", "stored"]
+    for number in (1, 2, 3, 1, 2, 3):
+        server.submit(f"{number}", str(number))
+        assert server.run()[f"{number}"][-1].finish_reason == "length"
+        assert held(server) <= 350_000_000, "one more while it is read"
+    assert held(server) <= 250_000_000
+
+
+def test_an_adapter_larger_than_the_memory_is_used_alone() -> None:
+    server = Server(memory=250_000_000)
+    server.offer(1, 2)
+    server.submit("long", "1", tokens=8)
+    server.engine.step()
+    server.offer(99)
+    server.submit("large", "99")
+    server.submit("short", "2")
+    found = server.run()
+    assert all(outputs[-1].finish_reason == "length" for outputs in found.values())
+    server.submit("again", "2")
+    server.run()
+    assert server.states == {"1": "stored", "2": "loaded", "99": "stored"}
+
+
+def test_adapters_in_use_fit_the_memory_whatever_slots_there_are() -> None:
+    server = Server(slots=4, memory=250_000_000)
+    server.offer(1, 2, 3, 4)
+    for number in (1, 2, 3, 4):
+        server.submit(f"{number}", str(number))
+    answers: dict[str, list[Output]] = {}
+    for _ in range(200):
+        server.engine.wait()
+        for output in server.engine.step():
+            answers.setdefault(output.id, []).append(output)
+        server.note()
+        assert list(server.states.values()).count("loaded") <= 2
+        assert held(server) <= 350_000_000
+        if not server.engine.has_work:
+            break
+    assert sorted(answers) == ["1", "2", "3", "4"], "none waits forever"

@@ -259,8 +259,9 @@ def test_the_adapters_of_a_pod_have_a_limit(tmp_path: Path) -> None:
     pod.limit, pod.size = OVERHEAD_BYTES + 4200, 2000
     pod.sync = pod.started()
     pod.wanted.write_bytes(encode_wanted([large(f"hf://org/a{number}", 2000) for number in range(4)]))
-    pod.settle()
-    pod.settle()
+    for _ in range(4):
+        pod.sync.step(pod.now)
+        pod.executor.run()
     assert [bool(each.path) for each in pod.list] == [True, True, False, False]
     assert pod.list[2].failure.startswith("it takes 1 MB, and the pod has room for")
 

@@ -30,6 +30,11 @@ class PinnedAdapter:
     numbers: Torch
     entries: Torch
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both."""
+        return self.numbers.nbytes + self.entries.nbytes
+
 
 class DeviceAdapters:
     """The slots of adapters of up to `max_rank`, and the products with those of a step's rows.

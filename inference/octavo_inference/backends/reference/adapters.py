@@ -23,6 +23,12 @@ class PreparedAdapter:
     layers: tuple[Mapping[str, Part], ...]
     outer: Mapping[str, Part]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors."""
+        parts = (part for changes in (*self.layers, self.outer) for part in changes.values())
+        return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
+
 
 def prepare(adapter: Adapter) -> PreparedAdapter:
     """Bring an adapter into torch's tensors."""

@@ -12,7 +12,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
@@ -25,7 +26,7 @@ from octavo_inference.download.transfer import until_terminated
 _SECONDS = 1.0
 
 
-def take_credentials(folder: Path, known: Set[str]) -> set[str]:
+def take_credentials(folder: Path, known: AbstractSet[str]) -> set[str]:
     """Have the files of a mounted Secret in the environment, for the next download. Returns the variables' names.
 
     `known`: those of the last call. Variables of keys that are gone are removed.

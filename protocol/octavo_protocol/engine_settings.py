@@ -454,8 +454,9 @@ class EngineSettings:
             high=MAX_ADAPTERS,
             api=ApiField(
                 "adapters.maxCached",
-                "maxCached is the maximum number of adapters in host memory, those on the device included. A request "
-                f"for another one reads it again from its files. Must be between 0 and {MAX_ADAPTERS}. Defaults to 32.",
+                "maxCached is the maximum number of adapters in host memory, those on the device included. Fewer are "
+                "kept if they exceed the memory that is reserved. A request for another one reads it again from its "
+                f"files. Must be between 0 and {MAX_ADAPTERS}. Defaults to 32.",
             ),
         ),
     ] = 32

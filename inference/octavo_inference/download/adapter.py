@@ -39,7 +39,10 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
 
 def _of_folder(folder: Path) -> AdapterInspection:
     """The inspection of an adapter that is there already: on a volume, which has no revisions."""
-    _require(folder.name, {path.name for path in folder.iterdir()} if folder.is_dir() else set())
+    try:
+        _require(folder.name, {path.name for path in folder.iterdir()} if folder.is_dir() else set())
+    except OSError as error:
+        raise PrefetchError(f"{folder.name} cannot be read: {error.strerror}", "InvalidModel") from error
     rank = read_adapter_config(folder).highest_rank
     with refusing(folder):
         read_checkpoint(folder)

@@ -141,9 +141,7 @@ class AdapterSync:
 
     def _room(self) -> int:
         """Bytes for more downloads, besides those that run."""
-        missing = sum(
-            max(0, running.size - _bytes_of(self._part(source))) for source, running in self._running.items()
-        )
+        missing = sum(max(0, running.size - _bytes_of(self._part(source))) for source, running in self._running.items())
         room = self.room()
         if self.limit:
             room = min(room, self.limit - _bytes_of(self.folder))
@@ -154,7 +152,9 @@ class AdapterSync:
             future.result()
             self._part(source).rename(self.folder / key(source))
         except Exception as error:  # noqa: BLE001 - whatever it is, the pod serves the model and its other adapters
-            self._fail(source, str(error) if isinstance(error, PrefetchError) else f"{type(error).__name__}: {error}", now)
+            self._fail(
+                source, str(error) if isinstance(error, PrefetchError) else f"{type(error).__name__}: {error}", now
+            )
         else:
             self._failed.pop(source, None)
             self.say(f"{source}: complete")

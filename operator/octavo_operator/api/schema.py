@@ -93,6 +93,13 @@ _COLUMNS = [
     _column(
         "Scaling", "string", ".status.autoscaling.reason", "Reason of the autoscaler's current decision.", wide=True
     ),
+    _column(
+        "Adapters",
+        "string",
+        '.status.conditions[?(@.type=="AdaptersReady")].reason',
+        "Reason of the condition AdaptersReady, empty without adapters.",
+        wide=True,
+    ),
     _column("Format", "string", ".status.model.format", "Format of the model's linear layers.", wide=True),
     _column("Revision", "string", ".status.currentRevision", "Latest revision that has served.", wide=True),
     _column("URL", "string", ".status.url", "OpenAI-compatible base URL within the cluster.", wide=True),

@@ -50,10 +50,10 @@ class ModelSpec(ApiBlock):
         Rule(
             rule="!has(self.adapters) || self.adapters.all(a, !a.uri.startsWith('pvc://') || "
             "(self.uri.startsWith('pvc://') && a.uri.split('/')[2] == self.uri.split('/')[2]))",
-            message="model.adapters[].uri with scheme pvc must name the claim of model.uri: pods that run cannot mount "
-            "another volume; put the adapter on that claim, or use hf, s3 or gs",
-            found="'model.adapters: one with scheme pvc is on another claim than model.uri, which is ' + self.uri + ': "
-            "pods that run cannot mount another volume; put it on the claim of the model, or use hf, s3 or gs'",
+            message="model.adapters[].uri with scheme pvc must name the claim of model.uri: pods that run cannot "
+            "mount another volume; put the adapter on that claim, or use hf, s3 or gs",
+            found="'model.adapters: one with scheme pvc is on another claim than model.uri, which is ' + self.uri "
+            "+ ': pods that run cannot mount another volume; put it on the claim of the model, or use hf, s3 or gs'",
         ),
         Rule(
             rule="!has(self.adapters) || self.adapters.all(a, "
@@ -111,9 +111,9 @@ class ModelSpec(ApiBlock):
     )
     credentials_secret_ref: SecretRef | None = Field(
         default=None,
-        description="credentialsSecretRef is a reference to the Secret with the credentials of the sources of the model "
-        "and its adapters. Only the containers that download receive them. For `hf://` the key is `token`. For `s3://` the "
-        "keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For `gs://` the "
+        description="credentialsSecretRef is a reference to the Secret with the credentials of the sources of the "
+        "model and its adapters. Only the containers that download receive them. For `hf://` the key is `token`. For "
+        "`s3://` the keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For `gs://` the "
         "key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. Keys of other schemes than the model's are for adapters "
         "and optional. If unset, the sources are accessed without credentials.",
     )

@@ -42,9 +42,9 @@ class AdapterSpec(ApiBlock):
         max_length=512,
         pattern=PATTERN,
         description="uri is the location of the adapter, a folder that PEFT saved as safetensors. The schemes are "
-        "`hf://ORGANISATION/REPOSITORY`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` and `pvc://CLAIM/PATH`. A CLAIM must "
-        "be the claim of the model; its folder is read in place. Other adapters are downloaded, with the keys for their "
-        "scheme of the Secret of spec.model.credentialsSecretRef.",
+        "`hf://ORGANISATION/REPOSITORY`, `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` and `pvc://CLAIM/PATH`. A CLAIM "
+        "must be the claim of the model; its folder is read in place. Other adapters are downloaded, with the keys for "
+        "their scheme of the Secret of spec.model.credentialsSecretRef.",
     )
     revision: str | None = Field(
         default=None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from octavo_operator.api.base import Json
@@ -46,18 +47,24 @@ def event_diff(before: Json, after: Json) -> tuple[Event, ...]:
 
 
 def _adapters(before: Json, after: Json) -> list[Event]:
-    """Adapters that replicas can use now, and those that failed."""
+    """Adapters that replicas can use now, and those that failed, on all replicas or on some; each reason once."""
     known = {adapter["name"]: adapter for adapter in before.get("adapters", ())}
     found: list[Event] = []
     for adapter in after.get("adapters", ()):
         old, state = known.get(adapter["name"], {}), adapter["state"]
-        if (old.get("state"), old.get("revision")) == (state, adapter.get("revision")):
-            continue
-        if state == "Ready":
+        changed = (old.get("state"), old.get("revision")) != (state, adapter.get("revision"))
+        if state == "Ready" and changed:
             found.append(Event(False, "AdapterReady", f"replicas can use adapter {adapter['name']}"))
-        elif state == "Failed":
+        failure = _failure(adapter)
+        if failure and (failure != _failure(old) or (changed and state == "Failed")):
             found.append(Event(True, "AdapterFailed", f"adapter {adapter['name']}: {adapter['message']}"))
     return found
+
+
+def _failure(adapter: Json) -> str:
+    """Why an adapter failed, on whichever pod; empty if it has not. The message of a ready one is about a replica."""
+    text = adapter.get("message", "") if adapter.get("state") in ("Ready", "Failed") else ""
+    return re.sub(r"^pod \S+: ", "", text)
 
 
 def _warnings(before: Json, after: Json, reported: set[str]) -> list[Event]:

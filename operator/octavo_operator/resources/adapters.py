@@ -107,9 +107,7 @@ def volumes(owner: LLMDeployment, found: ModelReport) -> list[Json]:
         return []
     secret = owner.spec.model.credentials_secret_ref
     # A volume, not variables: keys that change, or come later, reach pods that run. Without the Secret they start, too.
-    keys = [
-        {"key": known.key, "path": known.variable} for scheme in source.CREDENTIALS.values() for known in scheme
-    ]
+    keys = [{"key": known.key, "path": known.variable} for scheme in source.CREDENTIALS.values() for known in scheme]
     credentials: list[Json] = []
     if secret:
         reference = {"secretName": secret.name, "items": keys, "optional": True}

@@ -100,8 +100,11 @@ def download_env(owner: LLMDeployment) -> list[Json]:
 
 
 def _credentials(owner: LLMDeployment, scheme: str, *, optional: bool = False) -> list[Json]:
-    secret, variables = owner.spec.model.credentials_secret_ref, []
-    for given in CREDENTIALS.get(scheme, ()) if secret is not None else ():
+    secret = owner.spec.model.credentials_secret_ref
+    variables: list[Json] = []
+    if secret is None:
+        return variables
+    for given in CREDENTIALS.get(scheme, ()):
         reference: Json = {"name": secret.name, "key": given.key}
         if given.optional or optional:
             reference["optional"] = True

@@ -48,13 +48,16 @@ async def test_one_line_tells_the_state(kube: KubeClient, llmd: Make, namespace:
         "model": {"identity": "0123456789", "format": "gptq int4 g128"},
         "load": {"kvOccupancy": "41%", "queuedRequests": 3, "updatedAt": now},
         "autoscaling": {"reason": "KVOccupancy", "message": "m", "recommended": 2},
-        "conditions": [{**ready, "lastTransitionTime": now, "observedGeneration": 1}],
+        "conditions": [
+            {**each, "lastTransitionTime": now, "observedGeneration": 1}
+            for each in (ready, {**ready, "type": "AdaptersReady", "reason": "AdapterFailed"})
+        ],
     }
     await kube.apply_status(LLMDEPLOYMENTS, namespace, "tiny", status)
     (row,) = await table(kube, namespace)
     shown = ("Status", "Ready", "Desired", "KV", "Queue")
     assert [row[name] for name in shown] == ["OOMKilled", 1, 2, "41%", 3]
-    assert row["wide"] == ["Scaling", "Format", "Revision", "URL", "Message"]
+    assert row["wide"] == ["Scaling", "Adapters", "Format", "Revision", "URL", "Message"]
     assert [row[name] for name in row["wide"]] == [
-        "KVOccupancy", "gptq int4 g128", "0123456789", "http://gateway/v1",
+        "KVOccupancy", "AdapterFailed", "gptq int4 g128", "0123456789", "http://gateway/v1",
         "pod tiny-0: raise resources.memory"]  # fmt: skip

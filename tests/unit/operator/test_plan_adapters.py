@@ -123,7 +123,8 @@ def test_an_adapter_is_inspected_once_and_pinned(make_world: Callable[..., World
     assert listed(world) == [WantedAdapter(name="sql", source="hf://org/sql@beef", file_bytes=1_000_000)]
     (state,) = final.status["adapters"]
     assert state | {"message": ""} == {
-        "name": "sql", "identity": adapters.identity(world.owner.spec.model.adapters[0]), "revision": "beef", "rank": 16,
+        "name": "sql", "identity": adapters.identity(world.owner.spec.model.adapters[0]),
+        "revision": "beef", "rank": 16,
         "fileBytes": 1_000_000, "state": "Loading", "readyReplicas": 0, "message": "",
     }  # fmt: skip
     # Neither a lost status nor another spec of the pods moves it to another commit.
@@ -241,12 +242,67 @@ def test_replicas_say_whether_they_have_it(
     assert condition(after, "AdaptersReady")["reason"] == reason
     events = [event for event in event_diff(before, after.status) if event.reason.startswith("Adapter")]
     expected = {"Ready": [(False, "AdapterReady")], "Failed": [(True, "AdapterFailed")]}.get(state, [])
+    if state == "Ready" and message:
+        expected.append((True, "AdapterFailed"))
     assert [(event.warning, event.reason) for event in events] == expected
     # An operator that has just started has no reports yet, and shows a failure again once it has.
     world.load = None
     (again,) = world.plan().status["adapters"]
     assert again["state"] == ("Loading" if state == "Failed" else state)
     assert again["readyReplicas"] == shown["readyReplicas"]
+
+
+def test_each_reason_of_a_failure_is_an_event_once(make_world: Callable[..., World]) -> None:
+    world = make_world("sql")
+    world.settle()
+    seen: list[list[tuple[str, str]]] = []
+    for found in (
+        load(1),
+        load(1, p2="out of memory"),
+        load(1, p3="out of memory"),
+        load(0, p1="out of memory"),
+        load(0, p1="of another model"),
+        load(0, p1="of another model"),
+        load(2),
+    ):
+        before, world.load = world.owner.status, found
+        after = world.pass_().status
+        seen.append([(event.reason, event.message) for event in event_diff(before, after) if "Adapter" in event.reason])
+    ready = [("AdapterReady", "replicas can use adapter sql")]
+    assert seen == [
+        ready,
+        [("AdapterFailed", "adapter sql: pod p2: out of memory")],
+        [],
+        [("AdapterFailed", "adapter sql: pod p1: out of memory")],
+        [("AdapterFailed", "adapter sql: pod p1: of another model")],
+        [],
+        ready,
+    ]
+
+
+def test_a_refused_adapter_is_an_event_with_the_reason(make_world: Callable[..., World]) -> None:
+    world = make_world("sql", "bad", adapters={"maxRank": 8})
+    before, found = world.owner.status, run(world).status
+    why = "its rank is 16, and spec.engine.adapters.maxRank is 8; raise it to 16"
+    events = [event.message for event in event_diff(before, found) if event.reason == "AdapterFailed"]
+    assert events == [
+        f"adapter sql: spec.model.adapters: 'hf://org/sql': {why}",
+        "adapter bad: spec.model.adapters: 'hf://org/bad': use_dora is true: not supported",
+    ]
+
+
+def test_the_folder_of_a_pod_has_a_limit_that_no_list_changes(make_owner: Make, installation: Installation) -> None:
+    one, many = (make_owner(spec(*names_)) for names_ in (("sql",), ("sql", "chat", "code")))
+    templates = [deployment.pod_template(owner, installation, "c", found=MODEL)["spec"] for owner in (one, many)]
+    assert templates[0] == templates[1]
+    (volume,) = [each["emptyDir"] for each in templates[0]["volumes"] if each["name"] == "adapters"]
+    command = templates[0]["initContainers"][-1]["command"]
+    limit = int(command[command.index("--limit") + 1])
+    assert limit >= 2 * 64 * 64 * MODEL.adapter_elements * 4, "a full list of the largest in float32, and another one"
+    assert config.quantity(volume["sizeLimit"]) > limit, "the container refuses before the kubelet evicts the pod"
+    unknown = deployment.pod_template(one, installation, "c")["spec"]
+    assert {"name": "adapters", "emptyDir": {}} in unknown["volumes"]
+    assert "--limit" not in unknown["initContainers"][-1]["command"]
 
 
 def test_without_replicas_an_adapter_waits(make_world: Callable[..., World], make_owner: Make) -> None:
@@ -354,9 +410,7 @@ def test_another_secret_resolves_no_branch_again(make_world: Callable[..., World
     assert listed(world) == before
 
 
-def test_a_job_that_fails_is_made_again_with_another_secret(
-    make_world: Callable[..., World], make_owner: Make
-) -> None:
+def test_a_job_that_fails_is_made_again_with_another_secret(make_world: Callable[..., World], make_owner: Make) -> None:
     world = make_world("bad")
     run(world)
     resource = spec("bad")
@@ -406,9 +460,7 @@ def test_adapters_of_any_scheme_have_the_keys_of_the_secret(
     assert deployment.pod_template(other, installation, "c") == deployment.pod_template(owner, installation, "c")
 
 
-def test_an_adapter_on_the_claim_of_the_model_is_read_in_place(
-    make_owner: Make, installation: Installation
-) -> None:
+def test_an_adapter_on_the_claim_of_the_model_is_read_in_place(make_owner: Make, installation: Installation) -> None:
     on_claim = [{"name": "sql", "uri": "pvc://disk/adapters/sql/"}]
     world = World(make_owner({"model": {"uri": "pvc://disk/m", "adapters": on_claim}}), installation)
     world.said = encode_inspection(MODEL).decode()

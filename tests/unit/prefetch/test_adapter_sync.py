@@ -62,8 +62,15 @@ class Pod:
 
     def started(self) -> AdapterSync:
         return AdapterSync(
-            self.wanted, self.folder, self.download, self.executor, self.said.append, lambda: self.free, self.limit, self.now
-        )  # fmt: skip
+            self.wanted,
+            self.folder,
+            self.download,
+            self.executor,
+            self.said.append,
+            room=lambda: self.free,
+            limit=self.limit,
+            started=self.now,
+        )
 
     def download(self, source: str, folder: Path) -> None:
         self.downloads.append(source)
@@ -246,9 +253,7 @@ def test_one_that_does_not_fit_says_so_and_is_downloaded_once_it_does(pod: Pod) 
     pod.wanted.write_bytes(encode_wanted([large(SQL), large(CHAT, 1000)]))
     pod.settle()
     assert [each.path for each in pod.settle()] == ["", pod.path(CHAT)]
-    assert pod.list[0].failure == (
-        "it takes 101 MB, and the pod has room for 50 MB of adapters: remove other ones"
-    )
+    assert pod.list[0].failure == ("it takes 101 MB, and the pod has room for 50 MB of adapters: remove other ones")
     assert pod.downloads == [CHAT]
     pod.free = 200_000_000
     assert [each.path for each in pod.settle(10)] == [pod.path(SQL), pod.path(CHAT)]

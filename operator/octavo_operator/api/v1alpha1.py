@@ -113,9 +113,9 @@ class ModelSpec(ApiBlock):
         default=None,
         description="credentialsSecretRef is a reference to the Secret with the credentials of the sources of the "
         "model and its adapters. Only the containers that download receive them. For `hf://` the key is `token`. For "
-        "`s3://` the keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For `gs://` the "
-        "key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. Keys of other schemes than the model's are for adapters "
-        "and optional. If unset, the sources are accessed without credentials.",
+        "`s3://` the keys are `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, optionally, `AWS_SESSION_TOKEN`. For "
+        "`gs://` the key is `GOOGLE_SERVICE_ACCOUNT_KEY`, a JSON document. Keys of other schemes than the model's are "
+        "for adapters and optional. If unset, the sources are accessed without credentials.",
     )
     chat_template_config_map_ref: ConfigMapKeyRef | None = Field(
         default=None,

@@ -15,7 +15,7 @@ MAX_ADAPTERS: Final = 256
 MAX_ADAPTER_RANK: Final = 256
 MAX_ADAPTER_NAME: Final = 128
 ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
-_PANEL: Final = 32
+_RANKS: Final = 16
 AdapterName = Annotated[str, msgspec.Meta(pattern=ADAPTER_NAME, max_length=MAX_ADAPTER_NAME)]
 
 AdapterState = Literal["loading", "stored", "cached", "loaded", "failed"]
@@ -46,8 +46,8 @@ class AdapterReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 def packed_rank(rank: int) -> int:
-    """The ranks for which a CPU keeps an adapter's matrices: whole panels of the widest kernels."""
-    return -(-rank // _PANEL) * _PANEL
+    """The ranks for which a CPU keeps an adapter's matrices: whole halves of panels, of the widest kernels."""
+    return -(-rank // _RANKS) * _RANKS
 
 
 def is_adapter_name(text: str) -> bool:

@@ -72,8 +72,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
     it is an encoder, which computes a prompt in one step, and needs its KV in that step alone. `adapter_elements`: of
-    an adapter that changes all matrices of the layers, for each rank, on a CPU; 0 if none can be served. `draft`: the
-    report on the draft model, which computes on CPUs only and has no part for GPUs.
+    an adapter with a rank of 1 that changes all matrices of the layers; 0 if none can be served. `draft`: the report
+    on the draft model, which computes on CPUs only and has no part for GPUs.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""

@@ -289,10 +289,11 @@ class AdapterPool:
 
     def _start(self, key: str) -> None:
         offered = self._offered[key]
-        held = {*self._slots.keys, *(other for other in self._queue if other in self._cached)}
-        ahead = offered.read is not None and any(other in self._cached for other in self._queue)
-        if ahead and not self._fits(held, offered.read.nbytes if offered.read else 0):
-            return  # those that were read before it take their turns first
+        # Those that requests wait for, and that are there or will be.
+        ahead = {other for other in self._queue if other in self._cached or self._offered[other].reading is not None}
+        is_next = key == next(iter(self._queue), key)
+        if offered.read is not None and not is_next and not self._fits(ahead.union(self._slots.keys) | {key}):
+            return  # it is read when it is next, or when there is room
         if offered.reading is None:
             self._unreadable.pop(key, None)
             offered.reading = self._executor.submit(self._run, key, offered)

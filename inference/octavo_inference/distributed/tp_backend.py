@@ -49,6 +49,8 @@ class SpreadAdapter:
 
     number: int
     own: PreparedAdapter
+    nbytes: int
+    """Bytes of host memory on all ranks, whose parts have about the same size."""
 
 
 class TensorParallel(WithoutStates):
@@ -81,7 +83,8 @@ class TensorParallel(WithoutStates):
         """Prepare an adapter on all ranks, in any thread, one at a time. Raises `ModelError` if one of them cannot."""
         number = next(self._numbers)
         try:
-            spread = SpreadAdapter(number, self._adapters.prepare(number, adapter, self._own.prepare_adapter))
+            own = self._adapters.prepare(number, adapter, self._own.prepare_adapter)
+            spread = SpreadAdapter(number, own, own.nbytes * self._ranks.size)
         except BaseException:
             self._unused.append(number)
             raise

@@ -34,7 +34,7 @@ from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
-from octavo_inference.models.weights import adapter_elements
+from octavo_inference.models.weights import layer_matrices
 from octavo_protocol.model import NOTICE_LIMIT, WORD_LIMIT, GpuReport, ModelFailure, ModelReport
 
 Found = TypeVar("Found")
@@ -103,7 +103,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         thread_bytes=size.thread,
         state_bytes=config.state_bytes,
         whole_prompts=config.bidirectional,
-        adapter_elements=sum(map(adapter_elements, outline.weights.layers)),
+        adapter_elements=sum(sum(m.shape) for layer in outline.weights.layers for m in layer_matrices(layer)),
         gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
 

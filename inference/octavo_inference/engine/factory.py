@@ -43,7 +43,7 @@ from octavo_inference.model_loader import (
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
-from octavo_inference.models.weights import Weights, adapter_elements
+from octavo_inference.models.weights import Weights, layer_matrices
 from octavo_protocol.adapters import packed_rank
 from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
@@ -490,7 +490,7 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
 
 def _adapter_bytes(settings: EngineSettings, model: LoadedModel, element_bytes: int) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
-    per_rank = sum(map(adapter_elements, model.weights.layers))
+    per_rank = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
     return settings.max_loaded_adapters * packed_rank(settings.max_adapter_rank) * per_rank * element_bytes
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Literal, overload
@@ -187,30 +186,14 @@ def part_tensors(part: Part) -> Iterator[tuple[str, Matrix]]:
 
 
 _NO_PRODUCTS = frozenset({"router", "shared_router", "conv"})
-# Of an MLP, or of experts, as in `experts.gate.3`.
-_GATE_OR_UP = re.compile(r"(^|\.)(shared_)?(gate|up)(\.\d+)?$")
 
 
 def layer_matrices(layer: LayerWeights) -> Iterator[Matrix]:
     """The matrices of a layer's products, which may be quantized."""
-    for _, matrix in _named_matrices(layer):
-        yield matrix
-
-
-def adapter_elements(layer: LayerWeights) -> int:
-    """Numbers that a CPU keeps of an adapter's changes of all matrices of a layer, for each rank.
-
-    Rows of gate and up are computed in turns, so each has the ranks of both.
-    """
-    twice = sum(matrix.shape[0] for name, matrix in _named_matrices(layer) if _GATE_OR_UP.search(name))
-    return twice + sum(sum(matrix.shape) for _, matrix in _named_matrices(layer))
-
-
-def _named_matrices(layer: LayerWeights) -> Iterator[tuple[str, Matrix]]:
     for name, tensor in part_tensors(layer):
         last = name.rpartition(".")[2]
         if len(tensor.shape) == 2 and last not in _NO_PRODUCTS and not last.endswith("_bias"):
-            yield name, tensor
+            yield tensor
 
 
 @overload

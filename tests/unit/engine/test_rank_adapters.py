@@ -33,7 +33,7 @@ from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
 from octavo_inference.models.adapter import Adapter, LowRank
 
-from .echo import CONFIG, Runner, Ticks
+from .echo import CONFIG, Prepared, Runner, Ticks
 from .late import LateBackend
 
 RANKS = 3
@@ -60,7 +60,7 @@ class Rank(LateBackend):
         super().__init__(24, adapter_slots=2)
         self.prepared: list[Adapter] = []
 
-    def prepare_adapter(self, adapter: Adapter) -> int:
+    def prepare_adapter(self, adapter: Adapter) -> Prepared:
         self.prepared.append(adapter)
         if adapter.digest == "13":
             raise ModelError("an odd rank")
@@ -198,6 +198,7 @@ def test_what_rank_0_cannot_prepare_is_forgotten_by_the_others(group: Group, mon
             whole.prepare_adapter(adapter("8"))
     assert group.numbers() == [[0], [0]]
     kept = whole.prepare_adapter(adapter("9"))
+    assert kept.nbytes == RANKS * Prepared(9).nbytes, "the host has the parts of all ranks"
     whole.load_adapter(0, kept)
     eventually(lambda: group.numbers() == [[1], [1]])
     assert group.own.adapters == [9, None]

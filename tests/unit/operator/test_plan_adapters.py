@@ -491,13 +491,13 @@ def test_memory_is_reserved_for_the_largest_that_may_be_loaded(make_owner: Make)
     limits = {"adapters": {"maxLoaded": 2, "maxRank": 16}}
     few = estimate(make_owner(spec("sql", **limits)).spec, "8Gi", MODEL)
     assert few is not None
-    assert few.adapters == 2 * 32 * 3_000_000 * 2
+    assert few.adapters == 2 * 16 * 3_000_000 * 2
     assert few.total - few.kv == without.total - without.kv + few.adapters
     small = make_owner(spec("sql", **limits, kv={"memory": "1Gi"}))
     tight = estimate(small.spec, "2Gi", MODEL)
     assert tight is not None
     message = refusal(small.spec, tight)
-    assert "2 adapters 367Mi" in message
+    assert "2 adapters 184Mi" in message
     assert message.endswith(", or lower spec.engine.adapters.maxLoaded or maxRank")
 
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
@@ -52,6 +53,7 @@ class Adapters:
         self._by_name: dict[str, ServedAdapter] = {}
         self._by_key: dict[str, ServedAdapter] = {}
         self._numbers = itertools.count(1)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changed = asyncio.Event()
         router.on_adapters = self.update
 
@@ -63,6 +65,15 @@ class Adapters:
     def all(self) -> list[ServedAdapter]:
         """All adapters, in the order in which they were offered."""
         return list(self._by_name.values())
+
+    @property
+    def count(self) -> int:
+        """The number of names, with those that are being loaded by request."""
+        return len(self._by_name.keys() | {adapter.name for adapter in self._by_key.values()})
+
+    def turn(self, name: str) -> asyncio.Lock:
+        """Hold it while a name is loaded or unloaded by request: those of one name take turns, in their order."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def reports(self) -> list[AdapterReport]:
         """What load reports say of all of them."""
@@ -130,7 +141,10 @@ class Adapters:
         self._changed.set()
 
     async def load(self, name: str, path: str) -> str:
-        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or ""."""
+        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or "".
+
+        Within a `turn` of the name.
+        """
         candidate = self._new(name, path, path, listed=False)
         try:
             await self._read([candidate])
@@ -140,6 +154,10 @@ class Adapters:
         if candidate.state.failure:
             self._drop(candidate)
             return candidate.state.failure
+        known = self._by_name.get(name)
+        if known is not None and known.listed:
+            self._drop(candidate)
+            return f"--adapters-file has got an adapter {name!r} meanwhile, which alone says whether it is there"
         self.withdraw(name)
         self._by_name[name] = candidate
         return ""

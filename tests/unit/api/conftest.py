@@ -11,9 +11,11 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import httpx
+import msgspec
 import pytest
 from starlette.types import ASGIApp
 from tests.unit.api.thread_client import ThreadClient
@@ -33,6 +35,7 @@ from octavo_inference.server.openai_responses.store import ResponseStore, StoreL
 from octavo_inference.server.public import public_app
 from octavo_inference.server.service import Loaded, ServedModel, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
+from octavo_protocol.adapters import AdapterState
 from octavo_protocol.load import EngineStats
 
 EOS = 2
@@ -50,14 +53,27 @@ class FakeSequence:
 
 @dataclass
 class FakeAdapters:
-    """Adapters that are there at once; those in a folder `bad` are not."""
+    """Adapters that are there at once, or after `release`; those in a folder `bad` are not."""
 
     states: dict[str, EngineAdapter] = field(default_factory=dict)
+    offered: list[str] = field(default_factory=list)
     changed: bool = False
+    hold: bool = False
 
     def offer(self, key: str, path: str) -> None:
-        failure = "it is bad" if path == "bad" else ""
-        self.states[key] = EngineAdapter(key=key, state="failed" if failure else "loaded", rank=4, failure=failure)
+        self.offered.append(path)
+        failure = "it is bad" if Path(path).name == "bad" else ""
+        state: AdapterState = "failed" if failure else "loaded"
+        if self.hold:
+            state = "loading"
+        self.states[key] = EngineAdapter(key=key, state=state, rank=4, digest=key, failure=failure)
+        self.changed = True
+
+    def release(self) -> None:
+        """Let those that are being read be there with the next step."""
+        self.hold = False
+        for key, state in self.states.items():
+            self.states[key] = msgspec.structs.replace(state, state="failed" if state.failure else "loaded")
         self.changed = True
 
     def withdraw(self, key: str) -> None:

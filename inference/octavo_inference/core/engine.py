@@ -58,6 +58,7 @@ from octavo_inference.core.request import (
     Request,
     TokenLogprobs,
 )
+from octavo_inference.core.request_queue import place_of
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
@@ -167,7 +168,7 @@ class Engine:
             max_samples=limits.max_samples or limits.max_running,
             failpoints=self._failpoints,
         )
-        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters)
+        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters, self.scheduler.queue.beside())
         self._live = RequestTable(self.scheduler, clock, self.adapters.finished)
         self.guided = GuidedSteps(
             load_vocabulary,
@@ -266,7 +267,9 @@ class Engine:
                     rules=rules,
                 )
             )
-        granted = self.adapters.begin(request.id, request.adapter) if request.adapter else None
+        granted = None
+        if request.adapter:
+            granted = self.adapters.begin(request.id, request.adapter, place_of(sequences[0]))
         if isinstance(granted, Denied):
             log.warning("a request for adapter %s: %s", request.adapter, granted.failure)
             raise RequestError(ADAPTER_UNUSABLE, "model")
@@ -291,7 +294,7 @@ class Engine:
         self.heartbeat += 1
         begin = self._clock()
         outputs = self._live.expire(begin)
-        self._take_adapters(outputs)
+        self._take_adapters(outputs, begin)
         self._take_compiled(outputs)
         guesses = self._speculator is not None and self._speculator.tries
         if guesses:
@@ -405,9 +408,9 @@ class Engine:
             sequence.adapter = granted.slot
             sequence.root = self._root(sequence.request.salt, granted.digest)
 
-    def _take_adapters(self, outputs: list[Output]) -> None:
+    def _take_adapters(self, outputs: list[Output], now: float) -> None:
         """Queue the requests whose adapters are loaded, and end those whose adapters cannot be used."""
-        for granted in self.adapters.advance():
+        for granted in self.adapters.advance(now):
             sequences = self._live.sequences(granted.request_id)
             if isinstance(granted, Denied):
                 log.warning("a request's adapter cannot be used: %s", granted.failure)

@@ -99,7 +99,7 @@ async def test_adapters_have_the_names_errors_and_answers_of_the_offline_engine(
             *(last(llm, PROMPTS[0], adapter=name) for name in ("a", "b", None)), last(llm, PROMPTS[0], adapter="b")
         )
         assert [text for _, text in answers] == [*wanted, (await last(llm, PROMPTS[0]))[1], wanted[1]]
-        assert len(set(answers[number][1] for number in range(3))) == 3
+        assert len({answers[number][1] for number in range(3)}) == 3
         [*_, done] = [output async for output in llm.chat(talk, GREEDY, adapter="a")]
         assert done.outputs[0].text == chatted.outputs[0].text
         with pytest.raises(ModelError, match=r"adapter_config\.json is missing"):

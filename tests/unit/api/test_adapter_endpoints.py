@@ -11,6 +11,7 @@ import pytest
 from tests.support.waiting import eventually_async
 from tests.unit.api.conftest import Serve, Server
 
+from octavo_inference.server.adapters import ServedAdapter
 from octavo_protocol.adapters import MAX_ADAPTERS, ListedAdapter
 
 
@@ -43,6 +44,12 @@ async def release(server: Server) -> None:
     server.service.router.reset_cache()  # the engine's next step
 
 
+def served(server: Server) -> ServedAdapter:
+    found = server.service.adapters.find("sql")
+    assert found is not None
+    return found
+
+
 async def second_waits(server: Server) -> None:
     """Wait until another request waits for its turn of the name."""
     await eventually_async(lambda: server.service.adapters.turn("sql")._waiters)
@@ -71,7 +78,7 @@ async def test_a_second_load_goes_on_where_the_first_one_failed(server: Server) 
     await release(server)
     assert (await first).json()["error"]["message"] == "lora_path: it is bad."
     assert (await second).status_code == 200
-    assert (server.service.adapters.find("sql") or pytest.fail()).path.endswith("second")
+    assert served(server).path.endswith("second")
 
 
 async def test_the_later_of_two_in_place_wins(server: Server) -> None:
@@ -82,7 +89,7 @@ async def test_the_later_of_two_in_place_wins(server: Server) -> None:
     await second_waits(server)
     await release(server)
     assert [(await each).status_code for each in (first, second)] == [200, 200]
-    assert (server.service.adapters.find("sql") or pytest.fail()).path.endswith("first")
+    assert served(server).path.endswith("first")
     assert len(server.service.adapters.all) == 1
 
 
@@ -120,7 +127,7 @@ async def test_the_list_wins_over_a_load_that_runs(server: Server) -> None:
     refused = await loading
     assert refused.status_code == 400
     assert "--adapters-file has got an adapter 'sql' meanwhile" in refused.json()["error"]["message"]
-    assert (server.service.adapters.find("sql") or pytest.fail()).listed
+    assert served(server).listed
 
 
 async def test_the_limit_counts_those_that_are_being_loaded(server: Server) -> None:

@@ -208,12 +208,13 @@ class AdapterPool:
         self._changed = False
         return [self._state(key, offered) for key, offered in self._offered.items()]
 
-    def wait(self) -> None:
-        """Wait until an adapter that is being read is there. For programs without other work."""
+    def wait(self) -> bool:
+        """Wait until an adapter that is being read is there, for programs without other work. False without one."""
         futures = (offered.reading for offered in self._offered.values() if offered.reading is not None)
         first = next(futures, None)
         if first is not None:
             first.result()
+        return first is not None
 
     def close(self) -> None:
         """End the thread."""

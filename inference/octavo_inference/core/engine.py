@@ -80,7 +80,7 @@ log = logging.getLogger(__name__)
 # A failed step ends the requests in it. This many failures in a row mean that the device is lost, not a bad request.
 _MAX_FAILED_STEPS = 3
 _CHECK_SECONDS = 30.0
-# Between two steps while requests only wait for their adapters.
+# Between two looks at deadlines while requests only wait for their grammars or adapters.
 _WAIT_SECONDS = 0.5
 
 
@@ -213,22 +213,25 @@ class Engine:
     def delay(self) -> float:
         """Seconds until a step has something to compute if no message arrives first; usually 0.
 
-        Infinite if a grammar has to be compiled first (`on_ready`).
+        While requests only wait for grammars or adapters, it is the time until the next look (`on_ready` comes before).
+        Infinite without work.
         """
         if self._pending or self.guided.has_compiled or self.adapters.is_ready:
             return 0.0
         delay = self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
-        # A read may take longer than deadlines, and than an engine may be silent.
-        return min(delay, _WAIT_SECONDS) if self.adapters.waiting else delay
+        # A compile or a read may take longer than deadlines, and than an engine may be silent.
+        return min(delay, _WAIT_SECONDS) if self.adapters.waiting or self.guided.compiling else delay
 
     def wait(self) -> None:
         """Wait until a grammar is compiled or an adapter read, if a step has nothing to do before.
 
         For programs without other work.
         """
-        if self.adapters.waiting and not (self._pending or self.scheduler.has_work or self.adapters.is_ready):
-            self.adapters.wait()
-        elif self.grammar_compiler is not None and math.isinf(self.delay()):
+        if self._pending or self.scheduler.has_work or self.guided.has_compiled or self.adapters.is_ready:
+            return
+        if self.adapters.waiting and self.adapters.wait():
+            return
+        if self.grammar_compiler is not None:
             self.grammar_compiler.wait()
 
     def submit(self, request: Request) -> None:

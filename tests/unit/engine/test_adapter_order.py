@@ -76,6 +76,17 @@ def test_a_tenant_that_waits_for_an_adapter_keeps_its_turn_for_the_model() -> No
     assert names.index("too") < names.index("more0")
 
 
+def read_pool(slots: int, order: FairQueue[str]) -> AdapterPool:
+    """Five adapters that have been read."""
+    pool = AdapterPool(EchoBackend(64, adapter_slots=slots), Reader(), 32, order)
+    for key in "01234":
+        pool.offer(key, key)
+        while "loading" in [state.state for state in pool.changes() or []]:
+            pool.wait()
+            assert not list(pool.advance(0.0))
+    return pool
+
+
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("begin"), st.integers(0, 4), st.integers(-1, 2), st.sampled_from("abc"), st.integers(0, 15)),
@@ -90,18 +101,13 @@ EVENTS = st.lists(
 def test_each_free_slot_goes_to_the_adapter_of_the_head_of_the_queue(events: list, slots: int) -> None:
     order: FairQueue[str] = FairQueue()
     queue: FairQueue[str] = FairQueue()
-    pool = AdapterPool(EchoBackend(64, adapter_slots=slots), Reader(), 32, order)
+    pool = read_pool(slots, order)
     adapters: dict[str, str] = {}
     runs: list[str] = []
-    for key in "01234":
-        pool.offer(key, key)
-        while "loading" in [state.state for state in pool.changes() or []]:
-            pool.wait()
-            assert not list(pool.advance(0.0))
     now = 0.0
 
     def turn(charge: int) -> None:
-        """The requests of one adapter end, and what that makes room for begins."""
+        """The requests of one adapter end, and others begin where that makes room."""
         done = [name for name in runs if adapters[name] == adapters[runs[0]]] if runs else []
         for name in done:
             runs.remove(name)

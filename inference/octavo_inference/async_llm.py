@@ -13,7 +13,7 @@ from octavo_inference.common.errors import ModelError, OctavoError, QueueFullErr
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings
-from octavo_inference.conversation import Conversation, Conversations
+from octavo_inference.conversation import AdapterText, Conversation, Conversations, adapter_text
 from octavo_inference.core.request import Guidance, Output, SamplingParams
 from octavo_inference.download.hub_cache import local_settings
 from octavo_inference.engine.client import ProcessClient
@@ -39,6 +39,7 @@ class AsyncLLM:
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
         self._client: ProcessClient | None = None
+        self._adapters: Adapters[AdapterText]
         self._count = 0
 
     async def __aenter__(self) -> Self:
@@ -55,13 +56,14 @@ class AsyncLLM:
         try:
             assets, info = await asyncio.gather(asyncio.to_thread(load_assets, local.model), client.start())
             check_vocabulary(assets.tokenizer, info.vocab_size, local.model)
-            self._conversations = Conversations(assets, self.settings)
+            self._text = AdapterText(assets.tokenizer, Conversations(assets, self.settings))
         except BaseException:
             await client.close()
             raise
         self.tokenizer = assets.tokenizer
         self._client = client
         self._adapters = Adapters(client.router, ())
+        self._adapters.read_text = lambda path: adapter_text(path, assets, self.settings, info.vocab_size)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -83,8 +85,8 @@ class AsyncLLM:
                 failure = await client.unless_failed(loading)
             finally:
                 loading.cancel()
-        if failure:
-            raise ModelError(failure)
+            if failure:
+                raise ModelError(failure)
 
     async def unload_adapter(self, name: str) -> None:
         """Forget an adapter, if there is one of this name. Its requests that run are finished."""
@@ -107,8 +109,9 @@ class AsyncLLM:
         or if it ends.
         """
         self._require()
-        plan, key = AnswerPlan(guidance=guidance), self._adapter_key(adapter)
-        async with aclosing(self._answers(prompt, sampling_params, plan, key)) as answers:
+        key, text = self._adapter(adapter)
+        plan = AnswerPlan(guidance=guidance)
+        async with aclosing(self._answers(prompt, sampling_params, plan, key, text)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -129,16 +132,16 @@ class AsyncLLM:
         of `tool_calls` grow, too.
         """
         self._require()
-        key = self._adapter_key(adapter)
+        key, text = self._adapter(adapter)
         [(tokens, plan)] = await asyncio.to_thread(
-            self._conversations.prompts,
+            text.conversations.prompts,
             [messages],
             options,
             guidance,
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
         )
-        async with aclosing(self._answers(tokens, sampling_params, plan, key)) as answers:
+        async with aclosing(self._answers(tokens, sampling_params, plan, key, text)) as answers:
             async for answer in answers:
                 yield answer
 
@@ -147,22 +150,25 @@ class AsyncLLM:
             raise OctavoError("the engine is not running: use AsyncLLM in `async with`")
         return self._client
 
-    def _adapter_key(self, name: str | None) -> str:
+    def _adapter(self, name: str | None) -> tuple[str, AdapterText]:
+        """The engine's key of an adapter, "" for the model itself, and its text."""
         if name is None:
-            return ""
+            return "", self._text
         found = self._adapters.find(name)
         if found is None:
             known = ", ".join(adapter.name for adapter in self._adapters.all) or "none"
             raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
-        return found.key
+        return found.key, found.text or self._text
 
     async def _answers(
-        self, prompt: Prompt, sampling: SamplingParams | None, plan: AnswerPlan, adapter: str
+        self, prompt: Prompt, sampling: SamplingParams | None, plan: AnswerPlan, adapter: str, text: AdapterText
     ) -> AsyncGenerator[RequestOutput]:
         router = self._require().router
         self._count += 1
         name = f"llm-{self._count}"
-        running = RunningRequest.of(name, prompt, self.tokenizer, sampling or SamplingParams(), plan, adapter=adapter)
+        running = RunningRequest.of(
+            name, prompt, text.tokenizer, sampling or SamplingParams(), plan, adapter=adapter, ends=text.ends
+        )
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         try:
             router.submit([running.request], outputs.put_nowait)

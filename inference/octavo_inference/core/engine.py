@@ -262,7 +262,7 @@ class Engine:
                     prompt,
                     limit=limit,
                     seed=sequence_seed(seed, index),
-                    eos=self._eos,
+                    eos=self._eos.union(request.ends),
                     root=self._root(request.salt),
                     arrival=self._arrivals,
                     arrived=now,

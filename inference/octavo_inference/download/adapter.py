@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from octavo_inference.checkpoints.guard import refusing
@@ -11,7 +11,8 @@ from octavo_inference.checkpoints.peft_config import CONFIG_FILE, WEIGHTS_FILE, 
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.download.hub import connect, fetch_files
 from octavo_inference.download.inspect import or_failure, take_header
-from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
+from octavo_inference.download.transfer import PrefetchError, RemoteFile
+from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.model import ModelFailure
 
@@ -22,7 +23,9 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
     def found() -> AdapterInspection:
         remote, repo, revision = connect(target)
         commit = remote.commit(repo, revision)
-        config, weights = _files(remote, repo, commit)
+        files = {file.name: file for file in remote.files(repo, commit)}
+        config, weights = _required(files, repo)
+        _text_files(files, repo)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             fetch_files(remote, repo, commit, [config], folder, lambda _: None, lambda: 0.0)
@@ -40,12 +43,13 @@ def fetch_adapter(target: str, folder: Path, say: Callable[[str], None], clock: 
     remote, repo, revision = connect(target)
     commit = remote.commit(repo, revision)
     folder.mkdir(parents=True, exist_ok=True)
-    fetch_files(remote, repo, commit, _files(remote, repo, commit), folder, say, clock)
-
-
-def _files(remote: Remote, repo: str, commit: str) -> Sequence[RemoteFile]:
-    """Configuration and weights."""
     files = {file.name: file for file in remote.files(repo, commit)}
+    wanted = (*_required(files, repo), *_text_files(files, repo))
+    fetch_files(remote, repo, commit, wanted, folder, say, clock)
+
+
+def _required(files: Mapping[str, RemoteFile], repo: str) -> tuple[RemoteFile, RemoteFile]:
+    """Configuration and weights. Raises `PrefetchError` if one is missing."""
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in files]
     if missing:
         raise PrefetchError(
@@ -53,3 +57,15 @@ def _files(remote: Remote, repo: str, commit: str) -> Sequence[RemoteFile]:
             "InvalidModel",
         )
     return files[CONFIG_FILE], files[WEIGHTS_FILE]
+
+
+def _text_files(files: Mapping[str, RemoteFile], repo: str) -> Sequence[RemoteFile]:
+    """Those of a tokenizer and chat template, if it has them. Raises `PrefetchError` for one that is too large."""
+    found = [files[name] for name in TEXT_FILES if name in files]
+    for file in found:
+        if file.size > TEXT_FILES[file.name]:
+            raise PrefetchError(
+                f"{repo}: {file.name} has {file.size} bytes; up to {TEXT_FILES[file.name]} are possible for an adapter",
+                "InvalidModel",
+            )
+    return found

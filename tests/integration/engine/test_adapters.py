@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,34 @@ def test_unknown_and_unloaded_names(llm: LLM, folders: dict[str, Path], tmp_path
     assert texts(llm, "a") == texts(llm, "c") != before
     llm.load_adapter("a", folders["a"])
     assert texts(llm, "a") == before
+
+
+def test_an_adapter_with_a_chat_template_and_an_end_of_its_own(
+    llm: LLM, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(folders["a"], folder)
+    (folder / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    talk = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    llm.load_adapter("own", folder)
+    [found] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    assert llm.tokenizer.decode(found.prompt_token_ids) == "Q: What is the capital of France? A:"
+    [plain] = llm.generate("Q: What is the capital of France? A:", params, adapter="a", use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    # A token of that answer ends answers from now on.
+    end = llm.tokenizer.id_to_token(plain.outputs[0].token_ids[5])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    llm.load_adapter("own", folder)
+    [ended] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    count = plain.outputs[0].token_ids.index(plain.outputs[0].token_ids[5]) + 1
+    assert ended.outputs[0].token_ids == plain.outputs[0].token_ids[:count]
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", None)
+    [other] = llm.chat(talk, params, use_tqdm=False)
+    assert "<|im_start|>user" in llm.tokenizer.decode(other.prompt_token_ids, skip_special_tokens=False)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match="chat template, line 1"):
+        llm.load_adapter("own", folder)
+    [again] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    assert again.outputs[0].token_ids == ended.outputs[0].token_ids
+    llm.unload_adapter("own")

@@ -107,6 +107,10 @@ async def test_adapters_have_the_names_errors_and_answers_of_the_offline_engine(
         assert (await last(llm, PROMPTS[0], adapter="a"))[1] == wanted[0], "a failed load leaves the one before"
         await asyncio.gather(llm.load_adapter("a", folders[0]), llm.load_adapter("a", folders[1]))
         assert (await last(llm, PROMPTS[0], adapter="a"))[1] == wanted[1], "the later one wins"
+        (folders[0] / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+        await llm.load_adapter("a", folders[0])
+        [*_, done] = [output async for output in llm.chat(talk, GREEDY, adapter="a")]
+        assert llm.tokenizer.decode(done.prompt_token_ids) == "Q: Hello! A:"
         await llm.unload_adapter("a")
         await llm.unload_adapter("a")
         with pytest.raises(RequestError, match="there is no adapter 'a'; loaded are: b"):

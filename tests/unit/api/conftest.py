@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-import msgspec
 import pytest
 from starlette.types import ASGIApp
 from tests.unit.api.thread_client import ThreadClient
@@ -31,11 +30,11 @@ from octavo_inference.models.task import Task
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
+from octavo_inference.server.model_text import ServedModel
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_inference.server.public import public_app
-from octavo_inference.server.service import Loaded, ServedModel, Service
+from octavo_inference.server.service import Loaded, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
-from octavo_protocol.adapters import AdapterState
 from octavo_protocol.load import EngineStats
 
 EOS = 2
@@ -57,24 +56,27 @@ class FakeAdapters:
 
     states: dict[str, EngineAdapter] = field(default_factory=dict)
     offered: list[str] = field(default_factory=list)
+    bad: set[str] = field(default_factory=set)
     changed: bool = False
     hold: bool = False
 
     def offer(self, key: str, path: str) -> None:
         self.offered.append(path)
-        failure = "it is bad" if Path(path).name == "bad" else ""
-        state: AdapterState = "failed" if failure else "loaded"
-        if self.hold:
-            state = "loading"
-        self.states[key] = EngineAdapter(key=key, state=state, rank=4, digest=key, failure=failure)
+        if Path(path).name == "bad":
+            self.bad.add(key)
+        self.states[key] = EngineAdapter(key=key, state="loading") if self.hold else self._read(key)
         self.changed = True
 
     def release(self) -> None:
         """Let those that are being read be there with the next step."""
         self.hold = False
-        for key, state in self.states.items():
-            self.states[key] = msgspec.structs.replace(state, state="failed" if state.failure else "loaded")
+        self.states = {key: self._read(key) for key in self.states}
         self.changed = True
+
+    def _read(self, key: str) -> EngineAdapter:
+        if key in self.bad:
+            return EngineAdapter(key=key, state="failed", failure="it is bad")
+        return EngineAdapter(key=key, state="loaded", rank=4, digest=key)
 
     def withdraw(self, key: str) -> None:
         self.states.pop(key, None)

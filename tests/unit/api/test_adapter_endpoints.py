@@ -1,8 +1,10 @@
-"""Loads and unloads of one adapter at the same time take turns: each answer is that of one after the other."""
+"""Adapters by request: loads and unloads of one name take turns, and each has the chat template of its folder."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +13,11 @@ import pytest
 from tests.support.waiting import eventually_async
 from tests.unit.api.conftest import Serve, Server
 
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.model_loader import TextModel
 from octavo_inference.server.adapters import ServedAdapter
+from octavo_inference.server.model_text import ServedText, adapter_text
+from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_protocol.adapters import MAX_ADAPTERS, ListedAdapter
 
 
@@ -140,3 +146,76 @@ async def test_the_limit_counts_those_that_are_being_loaded(server: Server) -> N
     assert f"{MAX_ADAPTERS} adapters are loaded, which is the limit" in refused.json()["error"]["message"]
     await release(server)
     assert (await loading).status_code == 200
+
+
+def use_texts(server: Server, assets: TokenizerAssets) -> None:
+    """Let adapters have the chat templates of their folders, as a server does."""
+    loaded = server.service.loaded
+    assert loaded is not None
+    model, settings = loaded.text, EngineSettings(model="smollm2")
+    server.service.adapters.read_text = lambda folder: adapter_text(folder, model, assets, settings, 49152)
+
+
+async def test_a_chat_has_the_template_tokens_and_end_of_its_adapter(
+    server: Server, model: TextModel, tmp_path: Path
+) -> None:
+    use_texts(server, model.assets)
+    (tmp_path / "first" / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    (tmp_path / "first" / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
+    assert (await load(server, "first")).status_code == 200
+    assert (await load(server, "second", name="plain")).status_code == 200
+    wanted = {"sql": "Q: What is the capital of France? A:", "plain": None, "m": None}
+    prompts = {}
+    for name in wanted:
+        answer = await server.chat(model=name)
+        assert answer.status_code == 200, answer.text
+        prompts[name] = server.engine.seen[-1]
+        assert answer.json()["usage"]["prompt_tokens"] == len(prompts[name].tokens)
+    assert model.tokenizer.decode(prompts["sql"].tokens) == wanted["sql"]
+    assert prompts["plain"].tokens == prompts["m"].tokens
+    assert [prompts[name].ends for name in wanted] == [(0,), (), ()]
+    shown = await server.api.post("/tokenize", json={"model": "sql", "messages": [{"role": "user", "content": "Hi"}]})
+    assert model.tokenizer.decode(shown.json()["tokens"]) == "Q: Hi A:"
+    responded = await server.respond(model="sql")
+    assert responded.status_code == 200, responded.text
+    assert model.tokenizer.decode(server.engine.seen[-1].tokens) == wanted["sql"]
+
+
+async def test_files_that_cannot_be_used_fail_the_adapter_alone(
+    server: Server, model: TextModel, tmp_path: Path
+) -> None:
+    use_texts(server, model.assets)
+    (tmp_path / "first" / "chat_template.jinja").write_text("{% for")
+    refused = await load(server, "first")
+    assert refused.status_code == 400
+    assert "first: chat template, line 1: " in refused.json()["error"]["message"]
+    assert server.service.adapters.find("sql") is None
+    server.service.adapters.offer("listed", str(tmp_path / "first"))
+    await eventually_async(lambda: server.service.adapters.reports()[0].state == "failed")
+    assert "chat template" in server.service.adapters.reports()[0].failure
+    answer = await server.chat(model="listed")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "adapter_unavailable")
+    assert (await server.chat()).status_code == 200
+
+
+async def test_a_request_waits_until_the_template_of_its_adapter_is_read(
+    server: Server, model: TextModel, tmp_path: Path
+) -> None:
+    use_texts(server, model.assets)
+    read, gate = server.service.adapters.read_text, threading.Event()
+
+    def slowly(folder: Path) -> ServedText | None:
+        gate.wait(30)
+        return read(folder)
+
+    server.service.adapters.read_text = slowly
+    (tmp_path / "first" / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    server.service.adapters.offer("sql", str(tmp_path / "first"))
+    asking = asyncio.create_task(server.chat(model="sql"))
+    await eventually_async(lambda: server.engine.adapters.offered)
+    assert (await server.chat()).status_code == 200, "others do not wait"
+    assert not asking.done()
+    assert server.service.adapters.reports()[0].state == "loading"
+    gate.set()
+    assert (await asking).status_code == 200
+    assert model.tokenizer.decode(server.engine.seen[-1].tokens).startswith("Q: ")

@@ -12,6 +12,7 @@ from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 from tests.unit.prefetch.test_inspect import safetensors
 
 from octavo_inference.download.adapter import fetch_adapter, look_at_adapter
+from octavo_inference.download.transfer import PrefetchError
 from octavo_inference.inspect_model import main
 from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.model import ModelFailure, decode_adapter_inspection
@@ -76,6 +77,17 @@ def test_a_missing_adapter_is_the_hubs_answer(adapters: FakeHub) -> None:
 
 
 def test_only_the_files_of_the_adapter_are_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    text = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "chat_template.jinja": b"{{ 1 }}"}
+    adapters.files |= text | {"optimizer.pt": b"large", "special_tokens_map.json": b"{}"}
     fetch_adapter(f"hf://org/tiny@{COMMIT}", tmp_path / "to", lambda _: None, time.monotonic)
     there = {path.name: path.read_bytes() for path in (tmp_path / "to").iterdir()}
-    assert there == {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}
+    assert there == text | {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}
+
+
+def test_a_template_that_is_too_large_is_not_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    adapters.files |= {"chat_template.jinja": b"x" * 300_000}
+    found = look_at_adapter("hf://org/tiny")
+    assert isinstance(found, ModelFailure)
+    assert found.message == "org/tiny: chat_template.jinja has 300000 bytes; up to 262144 are possible for an adapter"
+    with pytest.raises(PrefetchError, match=r"chat_template\.jinja has 300000 bytes"):
+        fetch_adapter("hf://org/tiny", tmp_path / "to", lambda _: None, time.monotonic)

@@ -14,6 +14,7 @@ from octavo_inference.download.inspect import or_failure, take_header
 from octavo_inference.download.transfer import PrefetchError, RemoteFile
 from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_protocol.adapters import AdapterInspection
+from octavo_protocol.base_models import is_hub_name
 from octavo_protocol.model import ModelFailure
 
 
@@ -24,16 +25,17 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
         remote, repo, revision = connect(target)
         commit = remote.commit(repo, revision)
         files = {file.name: file for file in remote.files(repo, commit)}
-        config, weights = _required(files, repo)
+        described, weights = _required(files, repo)
         _text_files(files, repo)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            fetch_files(remote, repo, commit, [config], folder, lambda _: None, lambda: 0.0)
-            rank = read_adapter_config(folder).highest_rank
+            fetch_files(remote, repo, commit, [described], folder, lambda _: None, lambda: 0.0)
+            config = read_adapter_config(folder)
             take_header(remote, repo, commit, weights, folder)
             with refusing(folder):
                 read_checkpoint(folder)
-        return AdapterInspection(revision=commit, rank=rank, file_bytes=weights.size)
+        base = config.base if is_hub_name(config.base) else ""
+        return AdapterInspection(revision=commit, rank=config.highest_rank, file_bytes=weights.size, base=base)
 
     return or_failure(found)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,12 +11,17 @@ from typing import TYPE_CHECKING
 from tokenizers import Tokenizer
 
 from octavo_inference.answers.formats import AnswerFormats, answer_formats
+from octavo_inference.checkpoints.peft_config import read_adapter_config
+from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings, PoolingName, RelevanceName
 from octavo_inference.tokenizer.adapter_assets import adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets
+from octavo_protocol.base_models import is_other_base
 
 if TYPE_CHECKING:  # jinja is imported while the engine loads, not earlier
     from octavo_inference.tokenizer.chat_template import ChatTemplate
+
+log = logging.getLogger("octavo.server")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,16 @@ class ServedText:
     model: ServedModel
     longest_token: int
     ends: tuple[int, ...]
+
+
+def warn_of_other_base(folder: Path, served: Iterable[str]) -> None:
+    """Log that an adapter names another base model than the `served` one. Its matrices may fit nevertheless."""
+    try:
+        base = read_adapter_config(folder).base
+    except ModelError:
+        return  # the engine says so
+    if is_other_base(base, served):
+        log.warning("%s: by its own account this adapter was trained on %s: its answers may be poor", folder, base)
 
 
 def adapter_text(

@@ -12,6 +12,7 @@ import pytest
 from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.conversation import adapter_text
+from octavo_inference.server.model_text import warn_of_other_base
 from octavo_inference.tokenizer.adapter_assets import TEXT_FILES, adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets, load_assets
 from octavo_inference.tokenizer.chat_template import ChatTemplate, load_adapter_template
@@ -195,3 +196,16 @@ def test_the_vocabulary_of_another_model(tmp_path: Path, model: TokenizerAssets)
 
     with pytest.raises(ModelError, match=r"has the id .* the adapter was trained on another base model"):
         adapter_assets(saved(tmp_path, model, swapped), model, VOCAB)
+
+
+def test_another_base_model_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = {"peft_type": "LORA", "base_model_name_or_path": "org/other-7B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    warn_of_other_base(tmp_path, ("chat", "org/model-7B"))
+    assert "by its own account this adapter was trained on org/other-7B" in caplog.text
+    caplog.clear()
+    for served in (("chat",), ("chat", "copies/Other-7B-AWQ")):
+        warn_of_other_base(tmp_path, served)
+    (tmp_path / "adapter_config.json").write_text("[]")
+    warn_of_other_base(tmp_path, ("org/model-7B",))
+    assert not caplog.records

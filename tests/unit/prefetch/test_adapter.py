@@ -44,7 +44,7 @@ def test_rank_and_size_come_from_the_headers(adapters: FakeHub, tmp_path: Path) 
     assert main(["hf://org/tiny", "--adapter", "--report", str(report)]) == 0
     size = len(adapters.files["adapter_model.safetensors"])
     assert decode_adapter_inspection(report.read_bytes()) == AdapterInspection(
-        revision=COMMIT, rank=16, file_bytes=size
+        revision=COMMIT, rank=16, file_bytes=size, base="org/base"
     )
 
 

@@ -109,7 +109,9 @@ def measure(name: str, rank: int, rounds: int) -> dict[str, Any]:
         sizes.append(packed.nbytes)
         backend.load_adapter(slot, packed)
     plain = decode_step()
-    steps = {0: plain} | {count: replace(plain, adapter=np.arange(ROWS, dtype=np.int32) * count // ROWS) for count in COUNTS}
+    steps = {0: plain} | {
+        count: replace(plain, adapter=np.arange(ROWS, dtype=np.int32) * count // ROWS) for count in COUNTS
+    }
     times: dict[int, list[float]] = {count: [] for count in steps}
     for number in range(rounds + 1):
         for count, step in steps.items():

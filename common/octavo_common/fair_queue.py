@@ -47,7 +47,7 @@ class FairQueue(Generic[T]):
     """
 
     def __init__(self, beside: FairQueue[Any] | None = None) -> None:
-        self.counter = VirtualTokenCounter() if beside is None else beside.counter
+        self.counter: VirtualTokenCounter = VirtualTokenCounter() if beside is None else beside.counter
         self.waiting: dict[str, int] = {} if beside is None else beside.waiting
         self._places: dict[T, Place] = {}
         self._classes: dict[int, _Class[T]] = {}

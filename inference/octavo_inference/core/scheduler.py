@@ -369,7 +369,9 @@ class Scheduler:
             for sequence in decodes:
                 self._leave_snapshot(sequence, plan, self.states)
         if self.rows.adapted:
-            decodes.sort(key=attrgetter("adapter"))  # rows of an adapter next to each other: kernels read it once for several
+            decodes.sort(
+                key=attrgetter("adapter")
+            )  # rows of an adapter next to each other: kernels read it once for several
         plan.decodes = decodes
 
     def _grow(self, sequence: Sequence, plan: SchedulerOutput) -> None:

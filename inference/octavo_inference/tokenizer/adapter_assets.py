@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from octavo_inference.checkpoints.guard import refusing
-from octavo_inference.checkpoints.jsonfile import optional_json
+from octavo_inference.checkpoints.jsonfile import optional_json, read_json
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.assets import TokenizerAssets, hf_template, token_text
 from octavo_inference.tokenizer.tokenizer import load_tokenizer
@@ -38,7 +39,8 @@ def adapter_assets(folder: Path, model: TokenizerAssets, vocab: int) -> Tokenize
     with refusing(folder):
         settings = optional_json(folder / "tokenizer_config.json")
         template = hf_template(folder)
-        tokenizer = _tokenizer(folder / "tokenizer.json", model.tokenizer, vocab)
+        pad = token_text(settings.get("pad_token"))
+        tokenizer = _tokenizer(folder / "tokenizer.json", model.tokenizer, vocab, pad)
     if template is not None and len(template) > _MOST_TEMPLATE:
         raise ModelError(f"{folder}: a chat template of {len(template)} characters; up to {_MOST_TEMPLATE} is possible")
     return replace(
@@ -81,10 +83,12 @@ def _named(settings: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> str 
     return None if text is None or tokenizer.token_to_id(text) is None else text
 
 
-def _tokenizer(file: Path, model: Tokenizer, vocab: int) -> Tokenizer:
+def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
     if not file.exists():
         return model
     own = load_tokenizer(file)
+    if pad is not None and (own.token_to_id(pad) or 0) >= vocab:
+        own = _without(file, pad)
     added, plain = own.get_added_tokens_decoder(), own.get_vocab(with_added_tokens=False)
     last = max((*plain.values(), *added), default=-1)
     if last >= vocab:
@@ -105,6 +109,17 @@ def _tokenizer(file: Path, model: Tokenizer, vocab: int) -> Tokenizer:
     if _described(added) == _described(model.get_added_tokens_decoder()) and _parts(own) == _parts(model):
         return model
     return _sharing(own, model) or own
+
+
+def _without(file: Path, pad: str) -> Tokenizer:
+    """A tokenizer without its token for padding: that of training, which neither prompts nor answers have."""
+    data = read_json(file, dict[str, Any], "a tokenizer")
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] != pad]
+    vocab = data["model"]["vocab"]
+    if isinstance(vocab, dict):
+        vocab.pop(pad, None)
+    data["padding"] = data["truncation"] = None
+    return Tokenizer.from_str(msgspec.json.encode(data).decode())
 
 
 def _sharing(own: Tokenizer, model: Tokenizer) -> Tokenizer | None:

@@ -189,6 +189,19 @@ def test_tokens_that_the_model_does_not_have(tmp_path: Path, model: TokenizerAss
     assert found.tokenizer.encode("<new>").ids == [VOCAB]
 
 
+def test_a_token_for_padding_alone_is_left_out(tmp_path: Path, model: TokenizerAssets) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
+    found = adapter_assets(saved(tmp_path, model, lambda data: added(data, VOCAB, "[PAD]")), model, VOCAB)
+    assert found.tokenizer is model.tokenizer
+
+    def two(data: dict[str, Any]) -> None:
+        added(data, VOCAB, "[PAD]")
+        added(data, VOCAB + 1, "<new>")
+
+    with pytest.raises(ModelError, match="token '<new>' has the id"):
+        adapter_assets(saved(tmp_path, model, two), model, VOCAB)
+
+
 def test_the_vocabulary_of_another_model(tmp_path: Path, model: TokenizerAssets) -> None:
     def swapped(data: dict[str, Any]) -> None:
         vocab = data["model"]["vocab"]

@@ -159,3 +159,32 @@ def test_an_adapter_with_a_chat_template_and_an_end_of_its_own(
     [again] = llm.chat(talk, params, adapter="own", use_tqdm=False)
     assert again.outputs[0].token_ids == ended.outputs[0].token_ids
     llm.unload_adapter("own")
+
+
+def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
+    llm: LLM, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Reserved tokens of the model are this adapter's marks of calls: a grammar has them by their ids."""
+    folder = tmp_path / "calls"
+    shutil.copytree(folders["b"], folder)
+    names = {"<reponame>": "<tool_call>", "<file_sep>": "</tool_call>"}
+    data = json.loads(llm.tokenizer.to_str())
+    for token in data["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    data["model"]["vocab"] = {names.get(token, token): index for token, index in data["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    llm.load_adapter("calls", folder)
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    [found] = llm.chat(
+        [{"role": "user", "content": "What is the weather?"}],
+        SamplingParams(temperature=0, max_tokens=60),
+        adapter="calls",
+        tools=[{"type": "function", "function": weather}],
+        tool_choice="required",
+        use_tqdm=False,
+    )
+    [output] = found.outputs
+    assert [llm.tokenizer.token_to_id(name) for name in names] == [4, 5]
+    assert (output.token_ids[0], 5 in output.token_ids) == (4, True)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("weather", "{}")]
+    llm.unload_adapter("calls")

@@ -112,7 +112,7 @@ class AdapterPool:
         self._changed = False
         # Adapters that could be read before: why not now.
         self._unreadable: dict[str, str] = {}
-        # A request waits, or has ended, since the last look at the queue.
+        # A request waits, goes on or has ended since the last look at the queue.
         self._stirred = False
 
     @property
@@ -241,6 +241,7 @@ class AdapterPool:
             self._order.remove(request_id)
         if not waiting:
             del self._queue[key]
+            self._stirred = True
 
     def _take(self) -> None:
         """Take what the thread has read."""

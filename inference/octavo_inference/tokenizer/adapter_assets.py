@@ -23,8 +23,9 @@ from octavo_inference.tokenizer.tokenizer import load_tokenizer
 TEXT_FILES = {"tokenizer.json": 64 << 20, "tokenizer_config.json": 8 << 20, "chat_template.jinja": 1 << 18}
 """The files that are read if they are there, with the most bytes that each may have."""
 
+# Characters of an added token, and of all of them. Text of clients is searched for them and for their beginnings.
+_LONGEST, _ALL = 256, 1 << 18
 _MOST_TEMPLATE = TEXT_FILES["chat_template.jinja"]
-_PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 _MODEL_FLAGS = ("byte_fallback", "fuse_unk", "ignore_merges", "unk_token", "unk_id", "continuing_subword_prefix")
 
 
@@ -86,10 +87,16 @@ def _named(settings: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> str 
 def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
     if not file.exists():
         return model
-    own = load_tokenizer(file)
+    own = _read(file)
     if pad is not None and (own.token_to_id(pad) or 0) >= vocab:
         own = _without(file, pad)
     added, plain = own.get_added_tokens_decoder(), own.get_vocab(with_added_tokens=False)
+    sizes = [len(token.content) for token in added.values()]
+    if max(sizes, default=0) > _LONGEST or sum(sizes) > _ALL:
+        raise ModelError(
+            f"{file}: added tokens of {sum(sizes)} characters, one with {max(sizes)}; {_ALL} and {_LONGEST} are "
+            "possible"
+        )
     last = max((*plain.values(), *added), default=-1)
     if last >= vocab:
         raise ModelError(
@@ -104,11 +111,40 @@ def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tok
             "adapter was trained on another base model"
         )
     same_model = plain == model.get_vocab(with_added_tokens=False) and _flags(own) == _flags(model)
-    if not same_model:
-        return own
-    if _described(added) == _described(model.get_added_tokens_decoder()) and _parts(own) == _parts(model):
+    same_added = _described(added) == _described(model.get_added_tokens_decoder())
+    if same_model and same_added and _state(own.post_processor) == _state(model.post_processor):
         return model
-    return _sharing(own, model) or own
+    found = _assembled(own, model, shares=same_model)
+    if _described(found.get_added_tokens_decoder()) != _described(added):
+        raise ModelError(f"{file}: its added tokens cannot be combined with the served model's tokenizer")
+    return found
+
+
+def _assembled(own: Tokenizer, model: Tokenizer, *, shares: bool) -> Tokenizer:
+    """The model's tokenizer with the added tokens of `own`. With `shares`, both have one vocabulary in memory.
+
+    The rules by which text is cut are always the model's: those of a file may take forever (regular expressions).
+    """
+    found = Tokenizer(model.model if shares else own.model)
+    for part, source in (("normalizer", model), ("pre_tokenizer", model), ("post_processor", own), ("decoder", model)):
+        value = getattr(source, part)
+        if value is not None:
+            setattr(found, part, value)
+    for _, token in sorted(own.get_added_tokens_decoder().items()):
+        if token.special:
+            found.add_special_tokens([token])
+        else:
+            found.add_tokens([token])
+    return found
+
+
+def _read(file: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(file)
+    except (ModelError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library's Rust code is no Exception
+        raise ModelError(f"{file}: not a tokenizer: {type(error).__name__}") from error
 
 
 def _without(file: Path, pad: str) -> Tokenizer:
@@ -122,22 +158,6 @@ def _without(file: Path, pad: str) -> Tokenizer:
     return Tokenizer.from_str(msgspec.json.encode(data).decode())
 
 
-def _sharing(own: Tokenizer, model: Tokenizer) -> Tokenizer | None:
-    """A tokenizer like `own` that has the vocabulary in memory with the model's. None if ids have gaps."""
-    shared = Tokenizer(model.model)
-    for part in _PARTS:
-        value = getattr(own, part)
-        if value is not None:
-            setattr(shared, part, value)
-    added = own.get_added_tokens_decoder()
-    for _, token in sorted(added.items()):
-        if token.special:
-            shared.add_special_tokens([token])
-        else:
-            shared.add_tokens([token])
-    return shared if _described(shared.get_added_tokens_decoder()) == _described(added) else None
-
-
 def _described(added: Mapping[int, AddedToken]) -> dict[int, tuple[Any, ...]]:
     return {
         index: (token.content, token.special, token.lstrip, token.rstrip, token.single_word, token.normalized)
@@ -145,9 +165,8 @@ def _described(added: Mapping[int, AddedToken]) -> dict[int, tuple[Any, ...]]:
     }
 
 
-def _parts(tokenizer: Tokenizer) -> list[Any]:
-    parts = [getattr(tokenizer, name) for name in _PARTS]
-    return [None if part is None else part.__getstate__() for part in parts]
+def _state(part: Any) -> Any:
+    return None if part is None else part.__getstate__()
 
 
 def _flags(tokenizer: Tokenizer) -> list[Any]:

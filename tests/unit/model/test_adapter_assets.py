@@ -13,6 +13,7 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.conversation import adapter_text
 from octavo_inference.server.model_text import warn_of_other_base
+from octavo_inference.tokenizer import adapter_assets as adapter_assets_module
 from octavo_inference.tokenizer.adapter_assets import TEXT_FILES, adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets, load_assets
 from octavo_inference.tokenizer.chat_template import ChatTemplate, load_adapter_template
@@ -113,6 +114,45 @@ def test_a_token_that_becomes_special_shares_the_vocabulary(tmp_path: Path, mode
         assert plain_tokenizer(found.tokenizer).encode(text).ids == plain_tokenizer(whole).encode(text).ids
     assert found.tokenizer.encode("Ġlight").ids == known
     assert model.tokenizer.encode("Ġlight").ids != known, "the model's is as before"
+
+
+def test_rules_that_cut_text_are_the_models(tmp_path: Path, model: TokenizerAssets) -> None:
+    """A regular expression of a file may take longer for each character of a prompt."""
+
+    def hostile(data: dict[str, Any]) -> None:
+        renamed(data)
+        pattern = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
+        data["pre_tokenizer"] = pattern
+        data["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "b"}
+
+    found = adapter_assets(saved(tmp_path, model, hostile), model, VOCAB)
+    text = "a" * 64 + "!"
+    assert found.tokenizer.encode(text).ids == model.tokenizer.encode(text).ids
+    assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
+
+
+@pytest.mark.parametrize("sizes", [[257], [200] * 2000])
+def test_added_tokens_have_bounds(tmp_path: Path, model: TokenizerAssets, sizes: list[int]) -> None:
+    def many(data: dict[str, Any]) -> None:
+        for number, size in enumerate(sizes):
+            added(data, VOCAB + number, f"{number:x<{size}}")
+
+    with pytest.raises(ModelError, match="262144 and 256 are possible"):
+        adapter_assets(saved(tmp_path, model, many), model, 2 * VOCAB)
+
+
+def test_a_panic_of_the_library_is_a_sentence(
+    tmp_path: Path, model: TokenizerAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicError(BaseException):
+        pass
+
+    def panic(_: Path) -> None:
+        raise PanicError
+
+    monkeypatch.setattr(adapter_assets_module, "load_tokenizer", panic)
+    with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
+        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
 
 
 def test_another_token_that_ends_answers(tmp_path: Path, model: TokenizerAssets) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo_common.virtual_token_counter import VirtualTokenCounter
 
@@ -40,11 +40,15 @@ class Place(NamedTuple):
 
 
 class FairQueue(Generic[T]):
-    """Entries (hashable, each at most once) in the order above. `waiting` counts them by tenant."""
+    """Entries (hashable, each at most once) in the order above. `waiting` counts them by tenant.
 
-    def __init__(self) -> None:
-        self.counter = VirtualTokenCounter()
-        self.waiting: dict[str, int] = {}
+    `beside`: a queue whose counter and `waiting` it shares, so that a tenant with entries in one of both is not idle.
+    Nothing may be refunded then.
+    """
+
+    def __init__(self, beside: FairQueue[Any] | None = None) -> None:
+        self.counter: VirtualTokenCounter = VirtualTokenCounter() if beside is None else beside.counter
+        self.waiting: dict[str, int] = {} if beside is None else beside.waiting
         self._places: dict[T, Place] = {}
         self._classes: dict[int, _Class[T]] = {}
 

@@ -89,15 +89,22 @@ class RunningRequest:
         plan: AnswerPlan,
         pooling: PoolingName | None = None,
         adapter: str = "",
+        ends: tuple[int, ...] = (),
     ) -> Self:
         """Build the request of a prompt: text, or a list of token ids. `name` must be unique in the engine.
 
-        `adapter` is the engine's key of an adapter.
+        `adapter` is the engine's key of an adapter; `ends` are ids that end its answers, besides the model's.
         """
         text = prompt if isinstance(prompt, str) else None
         tokens = tokenizer.encode(prompt).ids if isinstance(prompt, str) else [int(token) for token in prompt]
         request = Request(
-            id=name, tokens=tokens, sampling=sampling, pooling=pooling, guidance=plan.guidance, adapter=adapter
+            id=name,
+            tokens=tokens,
+            sampling=sampling,
+            pooling=pooling,
+            guidance=plan.guidance,
+            adapter=adapter,
+            ends=ends,
         )
         outputs = [CompletionOutput(i, logprobs=[] if sampling.reports_logprobs else None) for i in range(sampling.n)]
         detokenizers = [Detokenizer.of(tokenizer, tokens, sampling, plan.shown) for _ in outputs]

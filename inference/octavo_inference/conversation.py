@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+
+from tokenizers import Tokenizer
 
 from octavo_inference.answers.formats import answer_formats
 from octavo_inference.answers.history import for_template
@@ -13,8 +17,15 @@ from octavo_inference.answers.tools import Tools, described_tools
 from octavo_inference.common.errors import RequestError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.request import Guidance
+from octavo_inference.tokenizer.adapter_assets import adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets
-from octavo_inference.tokenizer.chat_template import ChatTemplate, Message, TemplateOptions, load_chat_template
+from octavo_inference.tokenizer.chat_template import (
+    ChatTemplate,
+    Message,
+    TemplateOptions,
+    load_adapter_template,
+    load_chat_template,
+)
 from octavo_inference.tokenizer.messages import plain_messages
 
 Conversation = Sequence[Message]
@@ -72,6 +83,30 @@ class Conversations:
             tokens = begin_thinking(tokens, tokenizer, formats, template, options.get("variables"))
         planned = plan(tokens, tokenizer, formats, tools)
         return tokens, planned if guidance is None else dataclasses.replace(planned, guidance=guidance)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterText:
+    """How prompts and answers of an adapter are written. `ends`: ids that end its answers, besides the model's."""
+
+    tokenizer: Tokenizer
+    conversations: Conversations
+    ends: tuple[int, ...] = ()
+
+
+def adapter_text(folder: Path, model: TokenizerAssets, settings: EngineSettings, vocab: int) -> AdapterText | None:
+    """That of an adapter whose folder has a tokenizer or chat template of its own. None: it is the model's.
+
+    Raises `ModelError` for files that cannot be used.
+    """
+    assets = adapter_assets(folder, model, vocab)
+    ends = own_ends(assets, model)
+    if not differ(assets, model):
+        return None
+    if assets.chat_template != model.chat_template:
+        settings = dataclasses.replace(settings, chat_template=None)
+        load_adapter_template(assets, folder)
+    return AdapterText(assets.tokenizer, Conversations(assets, settings), ends)
 
 
 def _plain(conversation: Conversation) -> list[Message]:

@@ -19,7 +19,7 @@ from octavo_inference.common.vectors import vector_of
 from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings, PoolingName
-from octavo_inference.conversation import Conversation, Conversations, one_or_more
+from octavo_inference.conversation import AdapterText, Conversation, Conversations, adapter_text, one_or_more
 from octavo_inference.core.request import Guidance, Output, Request, SamplingParams
 from octavo_inference.download.hub_cache import local_settings
 from octavo_inference.engine.factory import load_engine
@@ -34,6 +34,14 @@ class EmbeddingOutput:
     request_id: str
     embedding: NDArray[np.float32]
     num_cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedAdapter:
+    """An adapter by its key in the engine, "" for the model itself."""
+
+    key: str
+    text: AdapterText
 
 
 class LLM:
@@ -53,17 +61,20 @@ class LLM:
         self.engine = loaded.engine
         self.settings = loaded.settings
         self.tokenizer = loaded.text.tokenizer
-        self._conversations = Conversations(loaded.text.assets, settings)
+        self._conversation_settings = settings
+        self._text = AdapterText(self.tokenizer, Conversations(loaded.text.assets, settings))
         self._pooling = declared_pooling(loaded.text.path) or self.engine.config.pooling
         self._normalized = declares_normalized(loaded.text.path)
         self._count = 0
-        self._adapters: dict[str, str] = {}
+        self._adapters: dict[str, _LoadedAdapter] = {}
+        self._assets = loaded.text.assets
 
     def load_adapter(self, name: str, path: str | Path) -> None:
         """Load a LoRA adapter that PEFT saved in a folder, for requests that name it, instead of one of that name.
 
         The model must be loaded with `max_loaded_adapters` above 0. Raises `ModelError` for one that cannot be used.
         """
+        text = adapter_text(Path(path), self._assets, self._conversation_settings, self.engine.config.vocab)
         self._count += 1
         key, pool = f"{name}#{self._count}", self.engine.adapters
         pool.offer(key, str(path))
@@ -74,17 +85,17 @@ class LLM:
             pool.withdraw(key)
             raise ModelError(state.failure)
         self.unload_adapter(name)
-        self._adapters[name] = key
+        self._adapters[name] = _LoadedAdapter(key, text or self._text)
 
     def unload_adapter(self, name: str) -> None:
         """Forget an adapter, if there is one of this name."""
-        key = self._adapters.pop(name, None)
-        if key is not None:
-            self.engine.adapters.withdraw(key)
+        adapter = self._adapters.pop(name, None)
+        if adapter is not None:
+            self.engine.adapters.withdraw(adapter.key)
 
-    def _adapter_key(self, name: str | None) -> str:
+    def _adapter(self, name: str | None) -> _LoadedAdapter:
         if name is None:
-            return ""
+            return _LoadedAdapter("", self._text)
         if name not in self._adapters:
             known = ", ".join(self._adapters) or "none"
             raise RequestError(f"there is no adapter {name!r}; loaded are: {known}", "adapter")
@@ -111,7 +122,7 @@ class LLM:
             listed,
             sampling_params,
             [AnswerPlan(guidance=guidance)] * len(listed),
-            adapter=self._adapter_key(adapter),
+            adapter=self._adapter(adapter),
             use_tqdm=use_tqdm,
         )
 
@@ -121,7 +132,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         plans: Sequence[AnswerPlan],
         *,
-        adapter: str,
+        adapter: _LoadedAdapter,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         if sampling_params is None:
@@ -159,7 +170,8 @@ class LLM:
         `RequestError` if the model has no chat template, the template refuses a conversation, or a tool cannot be
         enforced.
         """
-        planned = self._conversations.prompts(
+        found = self._adapter(adapter)
+        planned = found.text.conversations.prompts(
             one_or_more(messages), options, guidance, tool_choice=tool_choice, parallel_tool_calls=parallel_tool_calls
         )
         plans = [plan for _, plan in planned]
@@ -167,7 +179,7 @@ class LLM:
             [tokens for tokens, _ in planned],
             sampling_params,
             plans,
-            adapter=self._adapter_key(adapter),
+            adapter=found,
             use_tqdm=use_tqdm,
         )
 
@@ -194,22 +206,23 @@ class LLM:
         hidden, normalize = self.engine.embedding_size, self._normalized if normalize is None else normalize
         if dimensions is not None and not 1 <= dimensions <= hidden:
             raise RequestError(f"dimensions is {dimensions}, it must be from 1 to {hidden}", "dimensions")
-        key = self._adapter_key(adapter)
+        found = self._adapter(adapter)
         jobs = [
-            self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling, adapter=key)
+            self._job(prompt, SamplingParams(), AnswerPlan(), pooling or self._pooling, adapter=found)
             for prompt in _as_list(prompts)
         ]
-        found = []
+        embedded = []
         for output in self._pooled([job.request for job in jobs], "Embeddings", use_tqdm=use_tqdm):
             vector = vector_of(output.embedding or b"", dimensions=dimensions, normalize=normalize)
-            found.append(EmbeddingOutput(output.id, np.frombuffer(vector, np.float32), output.cached_tokens))
-        return found
+            embedded.append(EmbeddingOutput(output.id, np.frombuffer(vector, np.float32), output.cached_tokens))
+        return embedded
 
     def _pooled(self, requests: list[Request], name: str, *, use_tqdm: bool) -> list[Output]:
         """The outputs of requests with pooling, in their order."""
         outputs: dict[str, Output] = {}
         with self._submitted(requests), tqdm(total=len(requests), desc=name, disable=not use_tqdm) as bar:
             while self.engine.has_work:
+                self.engine.wait()
                 for output in self.engine.step():
                     if output.embedding is None:
                         raise OctavoError(output.error or "the engine failed")
@@ -255,10 +268,11 @@ class LLM:
         plan: AnswerPlan,
         pooling: PoolingName | None = None,
         *,
-        adapter: str = "",
+        adapter: _LoadedAdapter,
     ) -> RunningRequest:
         self._count += 1
-        return RunningRequest.of(f"llm-{self._count}", prompt, self.tokenizer, sampling, plan, pooling, adapter)
+        name, text = f"llm-{self._count}", adapter.text
+        return RunningRequest.of(name, prompt, text.tokenizer, sampling, plan, pooling, adapter.key, text.ends)
 
     @contextmanager
     def _submitted(self, requests: list[Request]) -> Iterator[None]:

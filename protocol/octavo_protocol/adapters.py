@@ -70,11 +70,15 @@ class WantedAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class AdapterInspection(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="adapter", omit_defaults=True):
-    """An adapter of a kind that is served. `rank`: the largest of its matrices; `file_bytes`: size of its weights."""
+    """An adapter of a kind that is served. `rank`: the largest of its matrices; `file_bytes`: size of its weights.
+
+    `base`: the model it was trained on, if it names one of a hub.
+    """
 
     revision: Annotated[str, msgspec.Meta(max_length=160)] = ""
     rank: Annotated[int, msgspec.Meta(ge=0, le=MAX_ADAPTER_RANK)] = 0
     file_bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    base: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
 def encode_list(adapters: list[ListedAdapter]) -> bytes:

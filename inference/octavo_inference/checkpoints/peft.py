@@ -10,6 +10,7 @@ import hashlib
 import logging
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ from octavo_inference.checkpoints.hf_settings import HfSettings
 from octavo_inference.checkpoints.hf_tensors import HfTensors, Triple
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.peft_config import WEIGHTS_FILE, AdapterConfig, read_adapter_config
+from octavo_inference.checkpoints.peft_experts import ExpertPairs, expert_pairs, split_fused
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import Adapter, LowRank
@@ -65,6 +67,8 @@ class _ChangeTensors(HfTensors):
     """Gives a reader of weights the `up` of each matrix in its place; of other tensors, zeros."""
 
     changes: dict[str, _Change] = field(default_factory=dict)
+    fused: dict[str, ExpertPairs] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
 
     def has(self, module: str) -> bool:
         """Whether the adapter changes a module."""
@@ -98,9 +102,31 @@ class _ChangeTensors(HfTensors):
         _check_shape(self.folder, name, values, (size,))
         return Tensor("f32", (size,), values if order is None else values[order])
 
-    def stacked_experts(self, *_: Any, **__: Any) -> Triple:
-        """None: PEFT changes experts in one tensor by another method, which is refused."""
-        return (), (), ()
+    def stacked_experts(
+        self, gate_up: str, down: str, sizes: tuple[int, int, int], *, transposed: bool, interleaved: bool
+    ) -> Triple:
+        """`up` of each expert's matrices, as their weights have them."""
+        del transposed  # pairs have inputs and outputs, however the weights are stored
+        _, inner, hidden = sizes
+        first = slice(0, None, 2) if interleaved else slice(inner)
+        second = slice(1, None, 2) if interleaved else slice(inner, None)
+        return (
+            self._each_expert(gate_up, sizes[0], inner, first),
+            self._each_expert(gate_up, sizes[0], inner, second),
+            self._each_expert(down, sizes[0], hidden, slice(None)),
+        )
+
+    def _each_expert(self, name: str, count: int, rows: int, part: slice) -> tuple[Matrix, ...]:
+        pairs = self.fused.get(name)
+        if pairs is None:
+            return (Tensor("f32", (rows, 0), np.empty((rows, 0), np.float32)),) * count
+        self.used.add(name)
+        found = []
+        for down, up in zip(pairs.down, pairs.up, strict=True):
+            taken = up[part].view(_Rows)
+            taken.down = down
+            found.append(Tensor("f32", (rows, len(down)), taken))
+        return tuple(found)
 
     def stacked_biases(self, *_: Any, **__: Any) -> dict[str, Any]:
         """None."""
@@ -130,9 +156,10 @@ def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path,
     with refusing(folder):
         checkpoint = read_checkpoint(folder)
         widest = max(config.vocab, _STACKED * config.hidden, _STACKED * config.intermediate)
-        changes = _changes(folder, checkpoint, settings, widest)
         family, factors = _family(config, model)
-        layers, prefix = _layers(folder, config, family, factors, changes)
+        checkpoint, fused = _without_fused(folder, checkpoint, settings, config, family)
+        changes = _changes(folder, checkpoint, settings, widest) if checkpoint.tensors or not fused else {}
+        layers, prefix = _layers(folder, config, family, factors, changes, fused)
         outer = {
             "embedding": _take(changes, f"{prefix}{family.model.embedding}"),
             "lm_head": _take(changes, family.model.head) or _take(changes, "lm_head"),
@@ -216,19 +243,48 @@ def _family(config: ModelConfig, model: Path) -> tuple[HfFamily, Factors]:
     return family_or_none, {}
 
 
+def _without_fused(
+    folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, config: ModelConfig, family: HfFamily
+) -> tuple[Checkpoint, dict[str, ExpertPairs]]:
+    """The other tensors of a checkpoint, and the changes of tensors that have the matrices of all experts."""
+    others, fused = split_fused(checkpoint.tensors, family.experts, _PREFIX)
+    if not fused or family.experts is None or config.experts is None:
+        return checkpoint, {}
+    read = partial(_values, folder)
+    pairs = expert_pairs(folder, fused, settings, family.experts, config.experts, config.hidden, read)
+    return replace(checkpoint, tensors=others), pairs
+
+
 def _layers(
-    folder: Path, config: ModelConfig, family: HfFamily, factors: Factors, changes: dict[str, _Change]
+    folder: Path,
+    config: ModelConfig,
+    family: HfFamily,
+    factors: Factors,
+    changes: dict[str, _Change],
+    fused: dict[str, ExpertPairs],
 ) -> tuple[list[LayerWeights], str]:
     """Layers with `up` in the place of each matrix, and the prefix of the adapter's modules."""
     names = family.model
-    inside = [module for module in changes if names.layers in module]
+    inside = [module for module in (*changes, *fused) if names.layers in module]
     prefix = next((p for p in names.prefixes if any(m.startswith(p + names.layers) for m in inside)), names.prefixes[0])
-    tensors = _ChangeTensors(folder, Checkpoint({}, [], []), None, changes=changes)
+    tensors = _ChangeTensors(folder, Checkpoint(_stand_ins(family, fused), [], []), None, changes=changes, fused=fused)
     layers = [
         LayerReader(tensors, config, family, number, f"{prefix}{names.layers}{number}.", factors).read()
         for number in range(config.layers)
     ]
+    unused = sorted(fused.keys() - tensors.used)
+    if unused:
+        raise ModelError(f"{folder}: it changes {unused[0]}, which the served model does not have")
     return layers, prefix
+
+
+def _stand_ins(family: HfFamily, fused: dict[str, ExpertPairs]) -> dict[str, RawTensor]:
+    """By the presence of this name, the reader of weights knows that a layer has the matrices of experts in one."""
+    if family.experts is None:
+        return {}
+    down, gate_up = family.experts.stacked_down, family.experts.gate_up
+    names = {name.removesuffix(down) + gate_up if name.endswith(down) else name for name in fused}
+    return {name: RawTensor(name, "F32", (0,), np.empty(0, np.uint8)) for name in names}
 
 
 def _parts(folder: Path, changed: LayerWeights, base: dict[str, Matrix], *, replaces: bool) -> dict[str, LowRank]:

@@ -45,7 +45,6 @@ class _File(msgspec.Struct, kw_only=True):
     modules_to_save: Any = None
     layer_replication: Any = None
     trainable_token_indices: Any = None
-    target_parameters: Any = None
     alora_invocation_tokens: Any = None
     arrow_config: Any = None
 
@@ -57,7 +56,6 @@ _REFUSED = {
     "modules_to_save": "it replaces whole modules; train low-rank changes of them instead",
     "layer_replication": "it changes the number of layers",
     "trainable_token_indices": "it replaces rows of the embedding; train a low-rank change of it instead",
-    "target_parameters": "changes of parameters that belong to no linear layer are not supported",
     "alora_invocation_tokens": "activated adapters, which begin within a prompt, are not supported",
     "arrow_config": "a router of adapters is not supported",
 }

@@ -2,6 +2,9 @@
 
 offer ──> reading ──> cached ──> loaded     A request waits until its adapter is loaded.
              └──> failed  └──> stored       Of the cached ones, the least recently used are dropped and read again.
+
+A free slot gets the adapter of the waiting request that is next by the scheduler's rules, and with it all requests that
+wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from octavo_common.fair_queue import FairQueue, Place
 from octavo_inference.common.errors import ModelError
 from octavo_inference.core.adapter_slots import AdapterSlots
 from octavo_inference.core.backend import Backend, PreparedAdapter
@@ -78,19 +82,26 @@ class _Offered:
     read: _Read | None = None
     reading: Future[object] | None = None
     withdrawn: bool = False
-    waiting: deque[str] = field(default_factory=deque)
+    waiting: dict[str, Place] = field(default_factory=dict)
 
 
 class AdapterPool:
     """The adapters of one engine; `read` runs in a thread. `max_cached`: those kept in host memory, loaded ones too.
 
     `max_bytes`: of those in host memory, None for no limit. One that is being read or waits for its turn comes on top,
-    and a single larger one is used alone.
+    and a single larger one is used alone. `order`: a queue for the requests whose adapters need a slot.
 
     Used from the engine's thread. `on_ready` is called in the other thread when `advance` has something to do.
     """
 
-    def __init__(self, backend: Backend, read: ReadAdapter | None, max_cached: int, max_bytes: int | None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        read: ReadAdapter | None,
+        max_cached: int,
+        max_bytes: int | None,
+        order: FairQueue[str],
+    ) -> None:
         self.on_ready: Callable[[], object] = lambda: None
         self._backend = backend
         self._read_adapter = read
@@ -101,25 +112,29 @@ class AdapterPool:
         self._executor = ThreadPoolExecutor(1, "octavo-adapters")
         self._done: deque[tuple[str, _Offered, _Read]] = deque()
         # Adapters with waiting requests, in the order of the first of each.
-        self._queue: OrderedDict[str, None] = OrderedDict()
+        self._queue: dict[str, None] = {}
+        # By request that waits, its adapter.
+        self._waits: dict[str, str] = {}
+        # The waiting requests whose adapters have been read.
+        self._order = order
         # The least recently used first.
         self._cached: OrderedDict[str, None] = OrderedDict()
         self._users: dict[str, str] = {}
         self._changed = False
         # Adapters that could be read before: why not now.
         self._unreadable: dict[str, str] = {}
-        # A slot may be had since the last look at the queue.
-        self._freed = False
+        # A request waits, goes on or has ended since the last look at the queue.
+        self._stirred = False
 
     @property
     def waiting(self) -> list[str]:
         """The ids of requests that wait for their adapter."""
-        return [request_id for key in self._queue for request_id in self._offered[key].waiting]
+        return list(self._waits)
 
     @property
     def is_ready(self) -> bool:
         """True if `advance` has something to do now."""
-        return bool(self._done) or (self._freed and bool(self._queue))
+        return bool(self._done) or (self._stirred and bool(self._queue))
 
     def offer(self, key: str, path: str) -> None:
         """Read an adapter and keep it, on the device if there is a free slot."""
@@ -135,8 +150,8 @@ class AdapterPool:
             self._drop_withdrawn(key)
             self._changed = True
 
-    def begin(self, request_id: str, key: str) -> Granted | Denied | None:
-        """A new request for an adapter. None: it waits, and `advance` returns it later."""
+    def begin(self, request_id: str, key: str, place: Place) -> Granted | Denied | None:
+        """A new request for an adapter. None: it waits at `place`, and `advance` returns it later."""
         offered = self._offered.get(key)
         if offered is None:
             return Denied(request_id, "it is not there any more")
@@ -144,9 +159,12 @@ class AdapterPool:
             return Denied(request_id, offered.read.failure)
         slot = self._slots.acquire(key)
         if slot is None or offered.read is None:
-            offered.waiting.append(request_id)
-            self._changed = True
+            offered.waiting[request_id] = place
+            self._waits[request_id] = key
             self._queue.setdefault(key)
+            if offered.read is not None and offered.read.prepared is not None:
+                self._order.push(request_id, place)
+            self._changed = self._stirred = True
             return None
         return self._grant(request_id, key, slot, offered.read)
 
@@ -154,42 +172,45 @@ class AdapterPool:
         """A request has ended, running or waiting."""
         key = self._users.pop(request_id, None)
         if key is not None:
-            self._changed = self._freed = True
+            self._changed = self._stirred = True
             self._slots.release(key)
             self._drop_withdrawn(key)
             return
-        for key in list(self._queue):
-            waiting = self._offered[key].waiting
-            if request_id in waiting:
-                self._changed = True
-                waiting.remove(request_id)
-                if not waiting:
-                    del self._queue[key]
-                    self._freed = True
-                    self._drop_withdrawn(key)
+        key = self._waits.get(request_id)
+        if key is not None:
+            self._changed = self._stirred = True
+            self._leave(request_id, key)
+            self._drop_withdrawn(key)
 
-    def advance(self) -> Iterator[Granted | Denied]:
-        """Take what was read, load what requests wait for, and let these requests go on."""
+    def advance(self, now: float) -> Iterator[Granted | Denied]:
+        """Take what was read, load what requests wait for, and let these requests go on. `now`: the queue's clock.
+
+        The caller deals with each before the next.
+        """
         self._take()
-        self._freed = False
-        is_full = False
+        if not self._stirred:
+            return
+        self._stirred = False
         for key in list(self._queue):
-            offered = self._offered[key]
-            failure = self._unreadable.pop(key, "" if offered.read is None else offered.read.failure)
+            read = self._offered[key].read
+            failure = self._unreadable.pop(key, "" if read is None else read.failure)
             if failure:
                 yield from self._deny(key, failure)
-            elif offered.read is None or offered.read.prepared is None:
+            elif read is None or read.prepared is None:
                 self._start(key)
-            elif is_full or not self._load(key, offered.read):
+        while (head := self._order.head(now)) is not None:
+            key = self._waits[head]
+            read = self._offered[key].read
+            assert read is not None  # noqa: S101 -- only such requests are in the order
+            if not self._load(key, read):
                 self._slots.make_room()
-                is_full = True  # those behind it are read meanwhile
-            else:
-                del self._queue[key]
-                waiting, offered.waiting = offered.waiting, deque()
-                for request_id in waiting:
-                    slot = self._slots.acquire(key)
-                    assert slot is not None  # noqa: S101 -- it was just loaded
-                    yield self._grant(request_id, key, slot, offered.read)
+                return
+            for request_id in list(self._offered[key].waiting):
+                slot = self._slots.acquire(key)
+                assert slot is not None  # noqa: S101 -- it was just loaded
+                yield self._grant(request_id, key, slot, read)
+                # Not before: a tenant whose request goes from queue to queue was not idle between.
+                self._leave(request_id, key)
 
     def changes(self) -> list[EngineAdapter] | None:
         """The state of all adapters if any has changed since the last call, else None."""
@@ -198,12 +219,13 @@ class AdapterPool:
         self._changed = False
         return [self._state(key, offered) for key, offered in self._offered.items()]
 
-    def wait(self) -> None:
-        """Wait until an adapter that is being read is there. For programs without other work."""
+    def wait(self) -> bool:
+        """Wait until an adapter that is being read is there, for programs without other work. False without one."""
         futures = (offered.reading for offered in self._offered.values() if offered.reading is not None)
         first = next(futures, None)
         if first is not None:
             first.result()
+        return first is not None
 
     def close(self) -> None:
         """End the thread."""
@@ -216,11 +238,21 @@ class AdapterPool:
         return Granted(request_id, slot, read.digest)
 
     def _deny(self, key: str, failure: str) -> Iterator[Denied]:
-        offered = self._offered[key]
-        del self._queue[key]
-        waiting, offered.waiting = offered.waiting, deque()
+        waiting = list(self._offered[key].waiting)
+        for request_id in waiting:
+            self._leave(request_id, key)
         self._drop_withdrawn(key)
         yield from (Denied(request_id, failure) for request_id in waiting)
+
+    def _leave(self, request_id: str, key: str) -> None:
+        """A request waits no more."""
+        waiting = self._offered[key].waiting
+        del waiting[request_id], self._waits[request_id]
+        if request_id in self._order:
+            self._order.remove(request_id)
+        if not waiting:
+            del self._queue[key]
+            self._stirred = True
 
     def _take(self) -> None:
         """Take what the thread has read."""
@@ -229,13 +261,15 @@ class AdapterPool:
             offered.reading = None
             if self._offered.get(key) is not offered:
                 continue  # withdrawn since
-            self._changed = True
+            self._changed = self._stirred = True
             before, offered.read = offered.read, read
             if before is not None and read.failure and not read.is_final:
                 offered.read = replace(before, prepared=None)
                 self._unreadable[key] = read.failure
             if read.prepared is not None:
                 self._cached[key] = None
+                for request_id, place in offered.waiting.items():
+                    self._order.push(request_id, place)
                 if self._slots.has_free:
                     self._load(key, read)
                 self._drop_cached()

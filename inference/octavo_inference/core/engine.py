@@ -58,6 +58,7 @@ from octavo_inference.core.request import (
     Request,
     TokenLogprobs,
 )
+from octavo_inference.core.request_queue import place_of
 from octavo_inference.core.request_table import RequestTable
 from octavo_inference.core.sampling import sequence_seed
 from octavo_inference.core.scheduler import Scheduler
@@ -79,7 +80,7 @@ log = logging.getLogger(__name__)
 # A failed step ends the requests in it. This many failures in a row mean that the device is lost, not a bad request.
 _MAX_FAILED_STEPS = 3
 _CHECK_SECONDS = 30.0
-# Between two steps while requests only wait for their adapters.
+# Between two looks at deadlines while requests only wait for their grammars or adapters.
 _WAIT_SECONDS = 0.5
 
 
@@ -167,7 +168,13 @@ class Engine:
             max_samples=limits.max_samples or limits.max_running,
             failpoints=self._failpoints,
         )
-        self.adapters = AdapterPool(backend, read_adapter, limits.max_cached_adapters, limits.adapter_memory)
+        self.adapters = AdapterPool(
+            backend,
+            read_adapter,
+            limits.max_cached_adapters,
+            limits.adapter_memory,
+            self.scheduler.queue.beside(),
+        )
         self._live = RequestTable(self.scheduler, clock, self.adapters.finished)
         self.guided = GuidedSteps(
             load_vocabulary,
@@ -212,22 +219,25 @@ class Engine:
     def delay(self) -> float:
         """Seconds until a step has something to compute if no message arrives first; usually 0.
 
-        Infinite if a grammar has to be compiled first (`on_ready`).
+        While requests only wait for grammars or adapters, it is the time until the next look (`on_ready` comes before).
+        Infinite without work.
         """
         if self._pending or self.guided.has_compiled or self.adapters.is_ready:
             return 0.0
         delay = self.scheduler.delay(self._clock()) if self.scheduler.has_work else math.inf
-        # A read may take longer than deadlines, and than an engine may be silent.
-        return min(delay, _WAIT_SECONDS) if self.adapters.waiting else delay
+        # A compile or a read may take longer than deadlines, and than an engine may be silent.
+        return min(delay, _WAIT_SECONDS) if self.adapters.waiting or self.guided.compiling else delay
 
     def wait(self) -> None:
         """Wait until a grammar is compiled or an adapter read, if a step has nothing to do before.
 
         For programs without other work.
         """
-        if self.adapters.waiting and not (self._pending or self.scheduler.has_work or self.adapters.is_ready):
-            self.adapters.wait()
-        elif self.grammar_compiler is not None and math.isinf(self.delay()):
+        if self._pending or self.scheduler.has_work or self.guided.has_compiled or self.adapters.is_ready:
+            return
+        if self.adapters.waiting and self.adapters.wait():
+            return
+        if self.grammar_compiler is not None:
             self.grammar_compiler.wait()
 
     def submit(self, request: Request) -> None:
@@ -258,7 +268,7 @@ class Engine:
                     prompt,
                     limit=limit,
                     seed=sequence_seed(seed, index),
-                    eos=self._eos,
+                    eos=self._eos.union(request.ends),
                     root=self._root(request.salt),
                     arrival=self._arrivals,
                     arrived=now,
@@ -266,7 +276,9 @@ class Engine:
                     rules=rules,
                 )
             )
-        granted = self.adapters.begin(request.id, request.adapter) if request.adapter else None
+        granted = None
+        if request.adapter:
+            granted = self.adapters.begin(request.id, request.adapter, place_of(sequences[0]))
         if isinstance(granted, Denied):
             log.warning("a request for adapter %s: %s", request.adapter, granted.failure)
             raise RequestError(ADAPTER_UNUSABLE, "model")
@@ -291,7 +303,7 @@ class Engine:
         self.heartbeat += 1
         begin = self._clock()
         outputs = self._live.expire(begin)
-        self._take_adapters(outputs)
+        self._take_adapters(outputs, begin)
         self._take_compiled(outputs)
         guesses = self._speculator is not None and self._speculator.tries
         if guesses:
@@ -405,9 +417,9 @@ class Engine:
             sequence.adapter = granted.slot
             sequence.root = self._root(sequence.request.salt, granted.digest)
 
-    def _take_adapters(self, outputs: list[Output]) -> None:
+    def _take_adapters(self, outputs: list[Output], now: float) -> None:
         """Queue the requests whose adapters are loaded, and end those whose adapters cannot be used."""
-        for granted in self.adapters.advance():
+        for granted in self.adapters.advance(now):
             sequences = self._live.sequences(granted.request_id)
             if isinstance(granted, Denied):
                 log.warning("a request's adapter cannot be used: %s", granted.failure)

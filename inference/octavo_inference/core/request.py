@@ -128,7 +128,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
 
     With `pooling`, nothing is generated: the only output has an embedding, pooled from the final hidden states of the
     prompt, and `sampling` has no effect. `second_text` is the index of the first token of the second text, if the
-    prompt is a pair of texts; 0 for others. `adapter` is the key of the adapter to use, "" for the model itself.
+    prompt is a pair of texts; 0 for others. `adapter` is the key of the adapter to use, "" for the model itself; `ends`
+    are ids that end its answers, besides the model's.
     """
 
     id: str
@@ -144,6 +145,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     second_text: int = 0
     guidance: Guidance | None = None
     adapter: str = ""
+    ends: tuple[int, ...] = ()
 
 
 class OfferAdapter(msgspec.Struct, frozen=True, kw_only=True, tag="offer_adapter"):

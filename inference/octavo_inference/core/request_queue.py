@@ -18,6 +18,12 @@ def level(sequence: Sequence, now: float) -> int:
     return fair_queue.level(sequence.request.priority, now - sequence.arrived)
 
 
+def place_of(sequence: Sequence) -> Place:
+    """The position of a sequence among those that wait."""
+    request = sequence.request
+    return Place(request.tenant, request.priority, sequence.arrived, sequence.arrival)
+
+
 class WaitingQueue:
     """Waiting sequences. `tokens` and `uncached` are running totals; `counter` is the service per tenant.
 
@@ -44,11 +50,13 @@ class WaitingQueue:
         """Number of tokens each tenant has been served."""
         return self._fair.counter
 
+    def beside(self) -> FairQueue[str]:
+        """A queue of requests that wait for something else first, in the same order."""
+        return FairQueue(self._fair)
+
     def push(self, sequence: Sequence, uncached: int) -> None:
         """Add a sequence with an estimated `uncached` tokens to compute."""
-        request = sequence.request
-        place = Place(request.tenant, request.priority, sequence.arrived, sequence.arrival)
-        self._fair.push(sequence, place, returning=sequence.started)
+        self._fair.push(sequence, place_of(sequence), returning=sequence.started)
         self._sizes[sequence] = (sequence.total, uncached)
         self.tokens += sequence.total
         self.uncached += uncached

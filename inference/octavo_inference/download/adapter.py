@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 
 from octavo_inference.checkpoints.guard import refusing
-from octavo_inference.checkpoints.peft_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter_config
+from octavo_inference.checkpoints.peft_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read_adapter_config
 from octavo_inference.checkpoints.safetensors import read_checkpoint
 from octavo_inference.download.hub import connect, fetch_files
 from octavo_inference.download.inspect import is_remote, or_failure, take_header
-from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
+from octavo_inference.download.transfer import PrefetchError, RemoteFile
+from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_protocol.adapters import AdapterInspection
+from octavo_protocol.base_models import is_hub_name
 from octavo_protocol.model import ModelFailure
 
 
@@ -24,15 +26,17 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
             return _of_folder(Path(target))
         remote, repo, revision = connect(target)
         commit = remote.commit(repo, revision)
-        config, weights = _files(remote, repo, commit)
+        files = {file.name: file for file in remote.files(repo, commit)}
+        described, weights = _required(files, repo)
+        _text_files(files, repo)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            fetch_files(remote, repo, commit, [config], folder, lambda _: None, lambda: 0.0)
-            rank = read_adapter_config(folder).highest_rank
+            fetch_files(remote, repo, commit, [described], folder, lambda _: None, lambda: 0.0)
+            config = read_adapter_config(folder)
             take_header(remote, repo, commit, weights, folder)
             with refusing(folder):
                 read_checkpoint(folder)
-        return AdapterInspection(revision=commit, rank=rank, file_bytes=weights.size)
+        return _inspection(config, weights.size, commit)
 
     return or_failure(found)
 
@@ -43,10 +47,15 @@ def _of_folder(folder: Path) -> AdapterInspection:
         _require(folder.name, {path.name for path in folder.iterdir()} if folder.is_dir() else set())
     except OSError as error:
         raise PrefetchError(f"{folder.name} cannot be read: {error.strerror}", "InvalidModel") from error
-    rank = read_adapter_config(folder).highest_rank
+    config = read_adapter_config(folder)
     with refusing(folder):
         read_checkpoint(folder)
-    return AdapterInspection(rank=rank, file_bytes=(folder / WEIGHTS_FILE).stat().st_size)
+    return _inspection(config, (folder / WEIGHTS_FILE).stat().st_size)
+
+
+def _inspection(config: AdapterConfig, size: int, commit: str = "") -> AdapterInspection:
+    base = config.base if is_hub_name(config.base) else ""
+    return AdapterInspection(revision=commit, rank=config.highest_rank, file_bytes=size, base=base)
 
 
 def fetch_adapter(target: str, folder: Path, say: Callable[[str], None], clock: Callable[[], float]) -> None:
@@ -54,12 +63,13 @@ def fetch_adapter(target: str, folder: Path, say: Callable[[str], None], clock: 
     remote, repo, revision = connect(target)
     commit = remote.commit(repo, revision)
     folder.mkdir(parents=True, exist_ok=True)
-    fetch_files(remote, repo, commit, _files(remote, repo, commit), folder, say, clock)
-
-
-def _files(remote: Remote, repo: str, commit: str) -> Sequence[RemoteFile]:
-    """Configuration and weights."""
     files = {file.name: file for file in remote.files(repo, commit)}
+    wanted = (*_required(files, repo), *_text_files(files, repo))
+    fetch_files(remote, repo, commit, wanted, folder, say, clock)
+
+
+def _required(files: Mapping[str, RemoteFile], repo: str) -> tuple[RemoteFile, RemoteFile]:
+    """Configuration and weights. Raises `PrefetchError` if one is missing."""
     _require(repo, files)
     return files[CONFIG_FILE], files[WEIGHTS_FILE]
 
@@ -71,3 +81,15 @@ def _require(where: str, there: Container[str]) -> None:
             f"{where} has no {' and no '.join(missing)}: an adapter is a folder that PEFT saved as safetensors",
             "InvalidModel",
         )
+
+
+def _text_files(files: Mapping[str, RemoteFile], repo: str) -> Sequence[RemoteFile]:
+    """Those of a tokenizer and chat template, if it has them. Raises `PrefetchError` for one that is too large."""
+    found = [files[name] for name in TEXT_FILES if name in files]
+    for file in found:
+        if file.size > TEXT_FILES[file.name]:
+            raise PrefetchError(
+                f"{repo}: {file.name} has {file.size} bytes; up to {TEXT_FILES[file.name]} are possible for an adapter",
+                "InvalidModel",
+            )
+    return found

@@ -67,19 +67,30 @@ class ProcessClient(asyncio.Protocol):
         """Make the engine release weights and KV pool. No sequence may be open. Raises `EngineDiedError`."""
         self._asleep = asyncio.get_running_loop().create_future()
         self._send(SleepEngine())
-        return await self._unless_failed(self._asleep)
+        return await self.unless_failed(self._asleep)
 
     async def wake(self) -> EngineInfo:
         """Make the engine load weights and KV pool again. Raises `EngineDiedError` if that fails."""
         self._ready = asyncio.get_running_loop().create_future()
         self._send(WakeEngine())
-        return await self._unless_failed(self._ready)
+        return await self.unless_failed(self._ready)
 
     async def step_times(self) -> StepTimes:
         """Sums over the steps so far, by part. One call at a time, not asleep. Raises `EngineDiedError`."""
         self._parts = asyncio.get_running_loop().create_future()
         self._send(ReadStepTimes())
-        return await self._unless_failed(self._parts)
+        return await self.unless_failed(self._parts)
+
+    async def unless_failed(self, reply: asyncio.Future[T]) -> T:
+        """Wait for something that the engine brings about. Raises `EngineDiedError` if it ends before."""
+        failed = asyncio.ensure_future(self.router.failed())
+        try:
+            await asyncio.wait((reply, failed), return_when=asyncio.FIRST_COMPLETED)
+            if not reply.done():
+                raise failed.result()
+            return reply.result()
+        finally:
+            failed.cancel()
 
     async def close(self) -> None:
         """Close the socket, which ends the child, and wait for it. Kill the child if it does not exit."""
@@ -88,6 +99,7 @@ class ProcessClient(asyncio.Protocol):
             task.cancel()
         if self._transport is not None:
             self._transport.close()
+            self._transport = None  # later messages go nowhere
         else:
             self._child.connection.close()
         if not self._ready.done() or self._ready.cancelled():
@@ -122,16 +134,6 @@ class ProcessClient(asyncio.Protocol):
         """Called by asyncio: the child has ended, or this side closed the socket."""
         if not self._closing:
             self._spawn(self._on_exit())
-
-    async def _unless_failed(self, reply: asyncio.Future[T]) -> T:
-        failed = asyncio.ensure_future(self.router.failed())
-        try:
-            await asyncio.wait((reply, failed), return_when=asyncio.FIRST_COMPLETED)
-            if not reply.done():
-                raise failed.result()
-            return reply.result()
-        finally:
-            failed.cancel()
 
     def _send(self, message: ToEngine) -> None:
         # All messages of one event loop iteration go in one frame.

@@ -216,6 +216,7 @@ def _send_failure(channel: Channel, message: str, status: int = 1) -> None:
 
 def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]:
     """Run until the peer closes, which raises, or sends `SleepEngine`. Returns the frames after that one."""
+    due = False
     while True:
         messages: list[ToEngine] = [message for frame in frames for message in decode_to_engine(frame)]
         if any(isinstance(message, ReadStepTimes) for message in messages):
@@ -224,9 +225,10 @@ def _run(loop: EngineLoop, channel: Channel, frames: list[bytes]) -> list[bytes]
             # Readers of the load report learn that the cache is empty.
             channel.send(encode_frame(loop.run_once([ResetCache()])))
             return []
-        if messages or loop.poll_timeout() == 0:
+        if messages or due or loop.poll_timeout() == 0:
             channel.send(encode_frame(loop.run_once(messages)))
         timeout = loop.poll_timeout()
+        due = timeout is not None
         if timeout is None:
             timeout = loop.on_idle()
         frames = channel.receive(timeout)

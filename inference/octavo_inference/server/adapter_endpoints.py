@@ -44,35 +44,50 @@ class UnloadAdapterRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def load_adapter(service: Service, request: Request) -> Response:
     """Load an adapter, and answer once it can be used. Requests that run are not interrupted."""
     body = await json_body.read(request, LoadAdapterRequest)
-    adapters, name = service.adapters, body.lora_name
     if not service.is_ready:
         raise not_ready()
-    refusal = adapters.refusal(name)
+    refusal = service.adapters.refusal(body.lora_name)
     if refusal:
         raise invalid(f"lora_name: {refusal}.", "lora_name")
-    if adapters.find(name) is not None and not body.load_inplace:
-        raise invalid(
-            f"lora_name: the adapter {name!r} is loaded already; unload it first, or set load_inplace.", "lora_name"
-        )
-    if len(adapters.all) >= MAX_ADAPTERS and adapters.find(name) is None:
-        raise invalid(f"lora_name: {MAX_ADAPTERS} adapters are loaded, which is the limit; unload one.", "lora_name")
-    path = _inside(service.adapter_root, body.lora_path)
-    _refuse_listed(service, name)
-    failure = await until_disconnect(request.receive, adapters.load(name, str(path)))
+    await until_disconnect(request.receive, _load(service, body))
+    return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+
+async def _load(service: Service, body: LoadAdapterRequest) -> None:
+    """Load an adapter after those of the same name that were asked for before. Raises `ApiError`."""
+    adapters, name = service.adapters, body.lora_name
+    async with adapters.turn(name):
+        known = adapters.find(name)
+        if known is not None and not body.load_inplace:
+            raise invalid(
+                f"lora_name: the adapter {name!r} is loaded already; unload it first, or set load_inplace.", "lora_name"
+            )
+        if known is None and adapters.count >= MAX_ADAPTERS:
+            raise invalid(
+                f"lora_name: {MAX_ADAPTERS} adapters are loaded, which is the limit; unload one.", "lora_name"
+            )
+        path = _inside(service.adapter_root, body.lora_path)
+        _refuse_listed(service, name)
+        failure = await adapters.load(name, str(path))
     if failure:
         raise invalid(f"lora_path: {failure}.", "lora_path")
-    return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 async def unload_adapter(service: Service, request: Request) -> Response:
-    """Unload an adapter. Its running requests finish; new ones are refused."""
+    """Unload an adapter, after a load of its name that runs. Its running requests finish; new ones are refused."""
     body = await json_body.read(request, UnloadAdapterRequest)
-    _refuse_listed(service, body.lora_name)
-    if not service.adapters.withdraw(body.lora_name):
-        raise ApiError(
-            404, f"lora_name: there is no adapter {body.lora_name!r}.", param="lora_name", code="adapter_not_found"
-        )
+    await until_disconnect(request.receive, _unload(service, body.lora_name))
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+
+async def _unload(service: Service, name: str) -> None:
+    """Raises `ApiError` if there is no adapter of this name, or if the list file has it."""
+    async with service.adapters.turn(name):
+        _refuse_listed(service, name)
+        if not service.adapters.withdraw(name):
+            raise ApiError(
+                404, f"lora_name: there is no adapter {name!r}.", param="lora_name", code="adapter_not_found"
+            )
 
 
 def _refuse_listed(service: Service, name: str) -> None:

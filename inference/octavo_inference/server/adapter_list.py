@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 from octavo_inference.server.adapters import Adapters
 from octavo_protocol.adapters import decode_list
@@ -18,7 +19,7 @@ Version = tuple[int, int, int]
 class AdapterList:
     """A list file. What cannot be read or decoded changes nothing, and is logged once."""
 
-    def __init__(self, path: Path, adapters: Adapters) -> None:
+    def __init__(self, path: Path, adapters: Adapters[Any]) -> None:
         self._path = path
         self._adapters = adapters
         self._seen: Version | None = None

@@ -9,22 +9,32 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+from weakref import WeakValueDictionary
 
+from octavo_inference.common.errors import ModelError
 from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
 from octavo_inference.engine.output_router import OutputRouter
-from octavo_protocol.adapters import AdapterReport, ListedAdapter, is_adapter_name
+from octavo_protocol.adapters import AdapterReport, AdapterState, ListedAdapter, is_adapter_name
 
 # From the check of a request's model until the engine has the request.
 _GRACE_SECONDS = 10.0
 log = logging.getLogger("octavo.server")
 
 
+Text = TypeVar("Text")
+
+
 @dataclass(slots=True)
-class ServedAdapter:
-    """An adapter that is offered. `listed`: by the list file, which also withdraws it. `state`: as the engine says."""
+class ServedAdapter(Generic[Text]):
+    """An adapter that is offered. `listed`: by the list file, which also withdraws it. `state`: as the engine says.
+
+    `text`: how its prompts and answers are written, None as the model's. `reading`: until that is known.
+    """
 
     name: str
     key: str
@@ -32,37 +42,63 @@ class ServedAdapter:
     source: str
     listed: bool
     state: EngineAdapter
+    text: Text | None = None
+    reading: asyncio.Task[None] | None = None
+    text_failure: str = ""
+
+    @property
+    def failure(self) -> str:
+        """Why it cannot be used; empty if it can, or is being read."""
+        return self.text_failure or self.state.failure
+
+    @property
+    def is_loading(self) -> bool:
+        """True until all of its files are read, or one of them has failed."""
+        return not self.failure and (self.state.state == "loading" or self.reading is not None)
 
     @property
     def report(self) -> AdapterReport:
         """What load reports say of it."""
         state = self.state
-        return AdapterReport(
-            name=self.name, state=state.state, source=self.source, rank=state.rank, failure=state.failure
-        )
+        shown: AdapterState = "failed" if self.failure else "loading" if self.is_loading else state.state
+        return AdapterReport(name=self.name, state=shown, source=self.source, rank=state.rank, failure=self.failure)
 
 
-class Adapters:
+class Adapters(Generic[Text]):
     """The adapters of one server. Used in its event loop. `names`: those of the model, which no adapter may have."""
 
     def __init__(self, router: OutputRouter, names: Iterable[str]) -> None:
         self.max_loaded = 0
+        self.read_text: Callable[[Path], Text | None] = lambda _: None
+        """In a thread: how the prompts of the adapter in a folder are written. Raises `ModelError`."""
         self._router = router
         self._names = frozenset(names)
-        self._by_name: dict[str, ServedAdapter] = {}
-        self._by_key: dict[str, ServedAdapter] = {}
+        self._by_name: dict[str, ServedAdapter[Text]] = {}
+        self._by_key: dict[str, ServedAdapter[Text]] = {}
         self._numbers = itertools.count(1)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._changed = asyncio.Event()
+        # A tokenizer takes many times the memory of its file while it is read.
+        self._one_reads = asyncio.Lock()
         router.on_adapters = self.update
 
-    def find(self, name: str) -> ServedAdapter | None:
+    def find(self, name: str) -> ServedAdapter[Text] | None:
         """The adapter of this name."""
         return self._by_name.get(name)
 
     @property
-    def all(self) -> list[ServedAdapter]:
+    def all(self) -> list[ServedAdapter[Text]]:
         """All adapters, in the order in which they were offered."""
         return list(self._by_name.values())
+
+    @property
+    def count(self) -> int:
+        """The number of names, with those that are being loaded by request."""
+        return len(self._by_name.keys() | {adapter.name for adapter in self._by_key.values()})
+
+    def turn(self, name: str) -> asyncio.Lock:
+        """Hold it while a name is loaded or unloaded by request: those of one name take turns, in their order."""
+        return self._turns.setdefault(name, asyncio.Lock())
 
     def reports(self) -> list[AdapterReport]:
         """What load reports say of all of them."""
@@ -106,7 +142,7 @@ class Adapters:
         for listed in wanted:
             known = self._by_name.get(listed.name)
             same = known is not None and (known.path, known.source) == (listed.path, listed.source)
-            if known is None or not same or known.state.failure != (listed.failure or known.state.failure):
+            if known is None or not same or known.failure != (listed.failure or known.failure):
                 self.offer(listed.name, listed.path, listed.source, listed=True, failure=listed.failure)
 
     def offer_again(self) -> None:
@@ -130,16 +166,23 @@ class Adapters:
         self._changed.set()
 
     async def load(self, name: str, path: str) -> str:
-        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or ""."""
+        """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or "".
+
+        Within a `turn` of the name.
+        """
         candidate = self._new(name, path, path, listed=False)
         try:
             await self._read([candidate])
         except asyncio.CancelledError:
             self._drop(candidate)
             raise
-        if candidate.state.failure:
+        if candidate.failure:
             self._drop(candidate)
-            return candidate.state.failure
+            return candidate.failure
+        known = self._by_name.get(name)
+        if known is not None and known.listed:
+            self._drop(candidate)
+            return f"--adapters-file has got an adapter {name!r} meanwhile, which alone says whether it is there"
         self.withdraw(name)
         self._by_name[name] = candidate
         return ""
@@ -148,20 +191,38 @@ class Adapters:
         """Wait until each adapter is read or has failed."""
         await self._read(self.all)
 
-    async def _read(self, adapters: list[ServedAdapter]) -> None:
-        while any(each.state.state == "loading" and each.key in self._by_key for each in adapters):
+    async def _read(self, adapters: list[ServedAdapter[Text]]) -> None:
+        while any(each.is_loading and each.key in self._by_key for each in adapters):
             self._changed.clear()
             await self._changed.wait()
 
-    def _new(self, name: str, path: str, source: str, *, listed: bool) -> ServedAdapter:
+    def _new(self, name: str, path: str, source: str, *, listed: bool) -> ServedAdapter[Text]:
         """Let the engine read an adapter."""
         key = f"{name}#{next(self._numbers)}"
-        adapter = ServedAdapter(name, key, path, source, listed, EngineAdapter(key=key, state="loading"))
+        adapter: ServedAdapter[Text] = ServedAdapter(
+            name, key, path, source, listed, EngineAdapter(key=key, state="loading")
+        )
         self._by_key[key] = adapter
         self._router.send(OfferAdapter(key=key, path=path))
+        adapter.reading = asyncio.get_running_loop().create_task(self._read_text(adapter))
         return adapter
 
-    def _drop(self, adapter: ServedAdapter) -> None:
+    async def _read_text(self, adapter: ServedAdapter[Text]) -> None:
+        try:
+            async with self._one_reads:
+                adapter.text = await asyncio.to_thread(self.read_text, Path(adapter.path))
+        except ModelError as error:
+            adapter.text_failure = str(error)
+        except Exception as error:
+            log.exception("the tokenizer of an adapter could not be read")
+            adapter.text_failure = f"its tokenizer could not be read: {type(error).__name__}"
+        if adapter.text_failure:
+            log.warning("adapter %s cannot be used: %s", adapter.name, adapter.text_failure)
+            self._drop(adapter)
+        adapter.reading = None
+        self._changed.set()
+
+    def _drop(self, adapter: ServedAdapter[Text]) -> None:
         """Let the engine forget an adapter, when requests that have it already but are still tokenized are there."""
         if self._by_key.pop(adapter.key, None) is not None:
             message = WithdrawAdapter(key=adapter.key)

@@ -35,13 +35,14 @@ from octavo_inference.server.adapter_list import AdapterList
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
+from octavo_inference.server.model_text import ServedModel, ServedText, adapter_text, warn_of_other_base
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits, expire_regularly
 from octavo_inference.server.profile import Profiler
 from octavo_inference.server.public import public_app
-from octavo_inference.server.service import Loaded, ServedModel, Service
+from octavo_inference.server.service import Loaded, Service
 from octavo_inference.server.sleep import Sleeper, warm_up
 from octavo_inference.server.sockets import Sockets
-from octavo_inference.tokenizer.assets import check_vocabulary, load_assets
+from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, load_assets
 from octavo_protocol.server_settings import ServerSettings
 
 log = logging.getLogger("octavo.server")
@@ -196,7 +197,7 @@ async def _start(
     of adapters if there is one.
     """
     # Both fail on a missing path. `gather` raises the first error and retrieves the second.
-    (text, longest), info = await asyncio.gather(
+    (text, longest, assets), info = await asyncio.gather(
         asyncio.to_thread(_load_text, settings), _start_engine(client, timeline)
     )
     check_vocabulary(text.tokenizer, info.vocab_size, settings.engine.model)
@@ -208,6 +209,12 @@ async def _start(
     await warm_up(client.router, info)
     timeline.mark("first token")
     service.loaded = Loaded(text, info, longest)
+
+    def read_text(folder: Path) -> ServedText | None:
+        warn_of_other_base(folder, service.names)
+        return adapter_text(folder, text, assets, settings.engine, info.vocab_size)
+
+    service.adapters.read_text = read_text
     following = await _start_adapters(service, settings, info)
     service.cold_start = timeline.now()
     # Objects loaded so far are permanent: the garbage collector need not traverse them again.
@@ -245,7 +252,7 @@ async def _start_engine(client: ProcessClient, timeline: Timeline) -> EngineInfo
     return info
 
 
-def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
+def _load_text(settings: ServerSettings) -> tuple[ServedModel, int, TokenizerAssets]:
     # jinja is imported while the engine loads, not before.
     from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
@@ -270,7 +277,7 @@ def _load_text(settings: ServerSettings) -> tuple[ServedModel, int]:
             settings.engine.reasoning_parser,
         ),
     )
-    return text, text.longest_token
+    return text, text.longest_token, assets
 
 
 def _log_ready(

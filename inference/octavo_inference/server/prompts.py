@@ -60,6 +60,7 @@ def engine_requests(
             request_id=request.scope[REQUEST_ID],
             guidance=guidance,
             adapter=loaded.adapter,
+            ends=loaded.ends,
         )
         for number, (tokens, params) in enumerate(zip(prompts, sampling, strict=True))
     ]

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, TypeVar, Unpack
 
 import msgspec
 from starlette.requests import Request as HttpRequest
-from tokenizers import Tokenizer
 
-from octavo_inference.answers.formats import AnswerFormats
 from octavo_inference.answers.plan import AnswerPlan
 from octavo_inference.common.allocator import trim
 from octavo_inference.common.errors import RequestError
 from octavo_inference.common.memory_plan import resident_memory
-from octavo_inference.config.engine import PoolingName, RelevanceName
+from octavo_inference.config.engine import PoolingName
 from octavo_inference.core.request import ADAPTER_UNUSABLE, Request
 from octavo_inference.engine.ipc import EngineInfo
 from octavo_inference.engine.output_router import OutputRouter
@@ -42,6 +40,7 @@ from octavo_inference.server.grammars.messages import ModelTokens
 from octavo_inference.server.http import NOTES, RESERVATION, until_disconnect
 from octavo_inference.server.intake import BodyReservation, Intake
 from octavo_inference.server.metrics import ServerMetrics
+from octavo_inference.server.model_text import ServedModel, ServedText
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_inference.server.text_pool import TextPool
 from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, token_ids
@@ -58,31 +57,6 @@ Result = TypeVar("Result")
 _SHORT_BODY = 16 * 1024
 # The start of a list of token ids. Inside a JSON string, the quotes would have backslashes.
 _IDS = re.compile(rb'"(prompt|input|tokens)"\s*:\s*\[\s*(\d)')
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """Tokenizer and chat template of the model, without its weights. If `template` is None, there is no chat.
-
-    `special_tokens` are those with a role, such as `eos_token`, by transformers' name of the role.
-    `pooling` is that of its embeddings, None for the model's own; `normalized`: they have length 1. `relevance` is the
-    rule of /score and /rerank.
-    """
-
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    tokenizer_class: str = "PreTrainedTokenizerFast"
-    special_tokens: Mapping[str, str] = field(default_factory=dict)
-    pooling: PoolingName | None = None
-    normalized: bool = True
-    relevance: RelevanceName = "embedding"
-    formats: AnswerFormats = field(default_factory=AnswerFormats)
-    """The formats of tool calls and of thinking."""
-
-    @property
-    def longest_token(self) -> int:
-        """Characters of the longest token: a text of n characters has at least n divided by this number of tokens."""
-        return max(map(len, self.tokenizer.get_vocab()), default=1)
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +91,7 @@ class Service:
     responses: ResponseStore = field(default_factory=lambda: ResponseStore(StoreLimits(), time.monotonic))
     adapter_root: Path | None = None
     """The folder that adapters loaded by request may be in."""
-    adapters: Adapters = field(init=False)
+    adapters: Adapters[ServedText] = field(init=False)
     grammar_checks: GrammarChecks = field(init=False)
     """Tries the grammars of requests before the engine gets them."""
     _sequence: int = 0
@@ -129,7 +103,7 @@ class Service:
         self.adapters = Adapters(self.router, self.names)
         self.grammar_checks = GrammarChecks(self._grammar_tokens)
 
-    def require(self, model: str) -> Loaded:
+    async def require(self, model: str) -> Loaded:
         """The loaded model, with the adapter of this name if it is one.
 
         Raises `ApiError` for another name, or if no requests are accepted.
@@ -148,18 +122,24 @@ class Service:
         adapter = self.adapters.find(model)
         if adapter is None:
             raise model_not_found(model, self.names[0])
-        if adapter.state.failure:
+        if adapter.reading is not None:
+            await asyncio.wait((adapter.reading,))
+        if adapter.failure:
             raise errors.adapter_failed(ADAPTER_UNUSABLE)
-        return replace(self.loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
+        found = replace(self.loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
+        if adapter.text is None:
+            return found
+        own = adapter.text
+        return replace(found, text=own.model, longest_token=own.longest_token, ends=own.ends)
 
     @property
     def model_names(self) -> tuple[str, ...]:
         """The names of the model, then those of the adapters that can be used."""
-        return (*self.names, *(adapter.name for adapter in self.adapters.all if not adapter.state.failure))
+        return (*self.names, *(adapter.name for adapter in self.adapters.all if not adapter.failure))
 
-    def require_generator(self, model: str) -> Loaded:
+    async def require_generator(self, model: str) -> Loaded:
         """Like `require`, for requests for text. Raises `ApiError` if the model generates none."""
-        loaded = self.require(model)
+        loaded = await self.require(model)
         if loaded.info.task != "generate":
             raise errors.generates_nothing(model, loaded.info.task)
         return loaded
@@ -350,6 +330,8 @@ class Loaded:
     """The engine's key of the adapter that a request names; "" for the model itself."""
     adapter_digest: str = ""
     """Sets the adapter's prefixes apart; "" until it is read."""
+    ends: tuple[int, ...] = ()
+    """Ids that end the adapter's answers, besides the model's."""
 
     @property
     def pooling(self) -> PoolingName:

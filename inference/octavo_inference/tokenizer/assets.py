@@ -62,7 +62,7 @@ def gguf_assets(file: Described) -> TokenizerAssets:
     tokenizer = load_tokenizer(beside) if beside.exists() else tokenizer_from_gguf(file)
     return TokenizerAssets(
         tokenizer=tokenizer,
-        chat_template=template if isinstance(template, str) else _hf_template(folder),
+        chat_template=template if isinstance(template, str) else hf_template(folder),
         bos_token=token_at(file, "bos"),
         eos_token=token_at(file, "eos"),
         pad_token=_named_token(file, tokenizer, "padding"),
@@ -78,12 +78,12 @@ def hf_assets(folder: Path) -> TokenizerAssets:
     settings = optional_json(folder / "tokenizer_config.json")
     return TokenizerAssets(
         tokenizer=load_tokenizer(file),
-        chat_template=_hf_template(folder),
-        bos_token=_token_text(settings.get("bos_token")),
-        eos_token=_token_text(settings.get("eos_token")),
-        pad_token=_token_text(settings.get("pad_token")),
-        unk_token=_token_text(settings.get("unk_token")),
-        tokenizer_class=_token_text(settings.get("tokenizer_class")) or _ANY_CLASS,
+        chat_template=hf_template(folder),
+        bos_token=token_text(settings.get("bos_token")),
+        eos_token=token_text(settings.get("eos_token")),
+        pad_token=token_text(settings.get("pad_token")),
+        unk_token=token_text(settings.get("unk_token")),
+        tokenizer_class=token_text(settings.get("tokenizer_class")) or _ANY_CLASS,
     )
 
 
@@ -94,7 +94,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int, model: object) -> None:
         raise ModelError(f"{model}: the tokenizer has {known} tokens, more than the model's {vocab}")
 
 
-def _hf_template(folder: Path) -> str | None:
+def hf_template(folder: Path) -> str | None:
+    """The chat template in the files of a folder, None without one."""
     jinja = folder / "chat_template.jinja"
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")
@@ -116,6 +117,7 @@ def _named_token(file: Described, tokenizer: Tokenizer, name: str) -> str | None
     return tokenizer.id_to_token(index)
 
 
-def _token_text(token: Any) -> str | None:
+def token_text(token: Any) -> str | None:
+    """The text of a token in tokenizer_config.json, None if it is no token."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

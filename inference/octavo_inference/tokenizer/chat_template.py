@@ -215,6 +215,19 @@ def load_chat_template(assets: TokenizerAssets, file: str | None, model: object)
         raise ModelError(f"{origin}: {error}") from None
 
 
+def load_adapter_template(assets: TokenizerAssets, folder: Path) -> ChatTemplate:
+    """The chat template of an adapter's folder. Raises `ModelError` for any that cannot be compiled."""
+    try:
+        return ChatTemplate(
+            assets.chat_template or "", assets.tokenizer, bos_token=assets.bos_token, eos_token=assets.eos_token
+        )
+    except ModelError as error:
+        raise ModelError(f"{folder}: {error}") from None
+    except Exception as error:
+        # Brackets a thousand deep, numbers of a million digits: the compilers of Jinja and Python have limits.
+        raise ModelError(f"{folder}: chat template: it cannot be compiled: {type(error).__name__}") from error
+
+
 class ControlTokens:
     """The strings of a tokenizer's control tokens, and how to keep user text from turning into one."""
 

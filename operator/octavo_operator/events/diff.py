@@ -62,9 +62,13 @@ def _adapters(before: Json, after: Json) -> list[Event]:
 
 
 def _failure(adapter: Json) -> str:
-    """Why an adapter failed, on whichever pod; empty if it has not. The message of a ready one is about a replica."""
-    text = adapter.get("message", "") if adapter.get("state") in ("Ready", "Failed") else ""
-    return re.sub(r"^pod \S+: ", "", text)
+    """Why an adapter failed, on whichever pod; empty if it has not. One that is ready may have failed on a pod."""
+    text: str = adapter.get("message", "")
+    state = adapter.get("state")
+    on_pod = re.match(r"pod \S+: ", text)
+    if state == "Failed" or (state == "Ready" and on_pod):
+        return text[on_pod.end() :] if on_pod else text
+    return ""
 
 
 def _warnings(before: Json, after: Json, reported: set[str]) -> list[Event]:

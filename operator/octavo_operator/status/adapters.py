@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from octavo_operator.api.model_source import parse
 from octavo_operator.api.v1alpha1_status import AdapterStatus
 from octavo_operator.observe.adapters import InspectedAdapter
 from octavo_operator.observe.messages import short
 from octavo_operator.status.input import AdapterReplicas, StatusInput
+from octavo_protocol.adapters import AdapterInspection
+from octavo_protocol.base_models import is_other_base
 
 _MESSAGE = 1024
 # States that reports of replicas decide, and that stay while there are none yet.
@@ -40,7 +43,19 @@ def _state(view: StatusInput, adapter: InspectedAdapter, before: AdapterStatus |
     if view.load is None and before is not None and before.revision == found.revision and before.state in _SAMPLED:
         return before  # not sampled yet since the operator started
     replicas = AdapterReplicas() if view.load is None else view.load.adapters.get((adapter.spec.name, adapter.source))
-    return found.model_copy(update=_on_replicas(replicas or AdapterReplicas()))
+    state = found.model_copy(update=_on_replicas(replicas or AdapterReplicas()))
+    if state.state == "Ready" and state.message is None:
+        return state.model_copy(update={"message": _other_base(view, adapter.found)})
+    return state
+
+
+def _other_base(view: StatusInput, found: AdapterInspection) -> str | None:
+    """What to check about an adapter that names another base model than spec.model.uri."""
+    source = parse(view.owner.spec.model.uri)
+    served = source.reference.partition("@")[0].partition(":")[0]
+    if source.scheme != "hf" or not is_other_base(found.base, [served]):
+        return None
+    return f"its adapter_config.json names {found.base} as its base model, not {served}: its answers may be poor"
 
 
 def _on_replicas(replicas: AdapterReplicas) -> dict[str, object]:

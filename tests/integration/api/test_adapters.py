@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -112,6 +113,24 @@ def test_load_and_unload_by_request(server: Running, root: Path) -> None:
     assert unloaded.text == "Success: LoRA adapter 'three' removed successfully."
     assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "three"}).status_code == 404
     assert "three" not in states(server)
+
+
+def test_an_adapter_is_prompted_with_its_own_chat_template(server: Running, root: Path) -> None:
+    shutil.copytree(root / "a2", root / "own")
+    (root / "own" / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    load = {"lora_name": "own", "lora_path": "own"}
+    assert server.admin.post("/v1/load_lora_adapter", json=load).status_code == 200
+    asked = {"model": "own", "messages": [{"role": "user", "content": "Hi"}]}
+    tokens = server.api.post("/tokenize", json=asked).json()["tokens"]
+    shown = server.api.post("/detokenize", json={"model": "own", "tokens": tokens}).json()["prompt"]
+    assert shown == "Q: Hi A:"
+    assert server.chat("Hi", model="own")["usage"]["prompt_tokens"] == len(tokens)
+    (root / "own" / "chat_template.jinja").write_text("{% if %}")
+    refused = server.admin.post("/v1/load_lora_adapter", json=load | {"load_inplace": True})
+    assert refused.status_code == 400
+    assert "chat template, line 1" in refused.json()["error"]["message"]
+    assert server.chat("Hi", model="own")["usage"]["prompt_tokens"] == len(tokens)
+    assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "own"}).status_code == 200
 
 
 @pytest.mark.parametrize(

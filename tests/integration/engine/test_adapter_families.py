@@ -118,6 +118,46 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
         compare(family, Mixed(changed, model), backend)
 
 
+def change_fused(model: Any, folder: Path, *, older: bool) -> Any:
+    """As `change`, of tensors that have the matrices of all experts, as PEFT's `target_parameters`.
+
+    `older`: as PEFT before 0.19, with lora_A for the first axis of a matrix as it is stored, whatever that is.
+    """
+    changed = copy.deepcopy(model)
+    torch.manual_seed(2)
+    tensors = {}
+    fused = {name: value for name, value in changed.named_parameters() if value.ndim == 3 and "experts" in name}
+    assert fused
+    with torch.no_grad():
+        for name, value in fused.items():
+            module, _, parameter = name.rpartition(".")
+            experts, first, second = value.shape
+            transposed = getattr(changed.get_submodule(module), "is_transposed", False) or "gpt_oss" in str(type(model))
+            inputs_first = older or transposed or "llama4" in str(type(model))
+            size_a, size_b = (first, second) if inputs_first else (second, first)
+            a, b = torch.randn(experts * RANK, size_a) * size_a**-0.5, torch.randn(size_b, RANK * experts) * 0.2
+            for expert in range(experts):
+                of_expert = b[:, expert::experts] @ a[expert * RANK : (expert + 1) * RANK] * (ALPHA / RANK)
+                value[expert] += of_expert.T if inputs_first else of_expert
+            if parameter == "gate_up_proj":
+                module += ".base_layer"
+            tensors[f"{module}.lora_A.weight"], tensors[f"{module}.lora_B.weight"] = a.numpy(), b.numpy()
+    names = sorted({name.split(".", 3)[3] for name in fused})
+    save_adapter(folder, tensors, r=RANK, lora_alpha=ALPHA, target_modules=[], target_parameters=names)
+    return changed
+
+
+@pytest.mark.parametrize("name", params(EXPERTS))
+@pytest.mark.parametrize("older", [True, False])
+def test_of_all_experts_in_one_tensor(name: str, older: bool, tmp_path: Path) -> None:
+    family = EXPERTS[name]
+    model = build(family)
+    save(model, tmp_path / "model")
+    changed = change_fused(model, tmp_path / "adapter", older=older)
+    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend)
+
+
 @pytest.mark.parametrize("name", GGUF)
 def test_from_gguf(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,63 @@ def test_unknown_and_unloaded_names(llm: LLM, folders: dict[str, Path], tmp_path
     assert texts(llm, "a") == texts(llm, "c") != before
     llm.load_adapter("a", folders["a"])
     assert texts(llm, "a") == before
+
+
+def test_an_adapter_with_a_chat_template_and_an_end_of_its_own(
+    llm: LLM, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(folders["a"], folder)
+    (folder / "chat_template.jinja").write_text("Q: {{ messages[-1].content }} A:")
+    talk = [{"role": "user", "content": "What is the capital of France?"}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    llm.load_adapter("own", folder)
+    [found] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    assert llm.tokenizer.decode(found.prompt_token_ids) == "Q: What is the capital of France? A:"
+    [plain] = llm.generate("Q: What is the capital of France? A:", params, adapter="a", use_tqdm=False)
+    assert found.outputs[0].token_ids == plain.outputs[0].token_ids
+    # A token of that answer ends answers from now on.
+    end = llm.tokenizer.id_to_token(plain.outputs[0].token_ids[5])
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+    llm.load_adapter("own", folder)
+    [ended] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    count = plain.outputs[0].token_ids.index(plain.outputs[0].token_ids[5]) + 1
+    assert ended.outputs[0].token_ids == plain.outputs[0].token_ids[:count]
+    assert (ended.outputs[0].finish_reason, ended.outputs[0].stop_reason) == ("stop", None)
+    [other] = llm.chat(talk, params, use_tqdm=False)
+    assert "<|im_start|>user" in llm.tokenizer.decode(other.prompt_token_ids, skip_special_tokens=False)
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ModelError, match="chat template, line 1"):
+        llm.load_adapter("own", folder)
+    [again] = llm.chat(talk, params, adapter="own", use_tqdm=False)
+    assert again.outputs[0].token_ids == ended.outputs[0].token_ids
+    llm.unload_adapter("own")
+
+
+def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
+    llm: LLM, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Reserved tokens of the model are this adapter's marks of calls: a grammar has them by their ids."""
+    folder = tmp_path / "calls"
+    shutil.copytree(folders["b"], folder)
+    names = {"<reponame>": "<tool_call>", "<file_sep>": "</tool_call>"}
+    data = json.loads(llm.tokenizer.to_str())
+    for token in data["added_tokens"]:
+        token["content"] = names.get(token["content"], token["content"])
+    data["model"]["vocab"] = {names.get(token, token): index for token, index in data["model"]["vocab"].items()}
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    llm.load_adapter("calls", folder)
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    [found] = llm.chat(
+        [{"role": "user", "content": "What is the weather?"}],
+        SamplingParams(temperature=0, max_tokens=60),
+        adapter="calls",
+        tools=[{"type": "function", "function": weather}],
+        tool_choice="required",
+        use_tqdm=False,
+    )
+    [output] = found.outputs
+    assert [llm.tokenizer.token_to_id(name) for name in names] == [4, 5]
+    assert (output.token_ids[0], 5 in output.token_ids) == (4, True)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("weather", "{}")]
+    llm.unload_adapter("calls")

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import httpx
@@ -29,9 +30,10 @@ from octavo_inference.models.task import Task
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.lifecycle import HttpServer
+from octavo_inference.server.model_text import ServedModel
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits
 from octavo_inference.server.public import public_app
-from octavo_inference.server.service import Loaded, ServedModel, Service
+from octavo_inference.server.service import Loaded, Service
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 from octavo_protocol.load import EngineStats
 
@@ -50,15 +52,31 @@ class FakeSequence:
 
 @dataclass
 class FakeAdapters:
-    """Adapters that are there at once; those in a folder `bad` are not."""
+    """Adapters that are there at once, or after `release`; those in a folder `bad` are not."""
 
     states: dict[str, EngineAdapter] = field(default_factory=dict)
+    offered: list[str] = field(default_factory=list)
+    bad: set[str] = field(default_factory=set)
     changed: bool = False
+    hold: bool = False
 
     def offer(self, key: str, path: str) -> None:
-        failure = "it is bad" if path == "bad" else ""
-        self.states[key] = EngineAdapter(key=key, state="failed" if failure else "loaded", rank=4, failure=failure)
+        self.offered.append(path)
+        if Path(path).name == "bad":
+            self.bad.add(key)
+        self.states[key] = EngineAdapter(key=key, state="loading") if self.hold else self._read(key)
         self.changed = True
+
+    def release(self) -> None:
+        """Let those that are being read be there with the next step."""
+        self.hold = False
+        self.states = {key: self._read(key) for key in self.states}
+        self.changed = True
+
+    def _read(self, key: str) -> EngineAdapter:
+        if key in self.bad:
+            return EngineAdapter(key=key, state="failed", failure="it is bad")
+        return EngineAdapter(key=key, state="loaded", rank=4, digest=key)
 
     def withdraw(self, key: str) -> None:
         self.states.pop(key, None)

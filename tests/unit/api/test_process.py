@@ -14,11 +14,14 @@ import threading
 import msgspec
 import pytest
 from tests.support.waiting import eventually_async
+from tests.unit.engine.test_adapters import Server as AdapterServer
+from tests.unit.engine.test_guided import Compiler, grammar
+from tests.unit.engine.test_guided import make as make_guided
 
 from octavo_inference.common.errors import ModelError
 from octavo_inference.common.framing import FrameReader, encode_frame
 from octavo_inference.common.timeline import Timeline
-from octavo_inference.core.request import Abort, Output, Request, SamplingParams
+from octavo_inference.core.request import Abort, Guidance, OfferAdapter, Output, Request, SamplingParams
 from octavo_inference.engine import ipc, process
 from octavo_inference.engine.client import ProcessClient
 from octavo_inference.engine.ipc import EngineInfo, EngineStep, Ready, Start, decode_from_engine
@@ -125,6 +128,33 @@ async def test_idle_the_engine_waits_in_recv(fake_engine):
 
     await eventually_async(waits_for_ever)
     await client.close()
+
+
+@pytest.mark.parametrize("what", ["grammar", "adapter"])
+async def test_an_engine_that_only_waits_reports_life_and_keeps_deadlines(what):
+    compiler, server = Compiler(), AdapterServer()
+    run = make_guided(compiler=compiler)
+    engine, gate = (run.engine, compiler.gate) if what == "grammar" else (server.engine, server.reader.gate)
+    gate.clear()
+    client = ProcessClient(Child(lambda _: (engine, INFO)), stall_seconds=30)
+    await client.start()
+    arrived: asyncio.Queue[Output] = asyncio.Queue()
+    try:
+        if what == "grammar":
+            fields = {"guidance": Guidance(grammar=grammar(1, 3))}
+        else:
+            client.router.send(OfferAdapter(key="1", path="/adapters/1"))
+            fields = {"adapter": "1"}
+        client.router.submit([Request(id="waits", tokens=[1], timeout=5000, **fields)], arrived.put_nowait)
+        heartbeat = client.router.heartbeat
+        await eventually_async(lambda: client.router.heartbeat > heartbeat + 3)
+        assert arrived.empty()
+        run.clock.now += 6000
+        server.time += 6000
+        assert (await arrived.get()).stop_reason == "deadline"
+    finally:
+        gate.set()
+        await client.close()
 
 
 async def test_a_model_that_cannot_be_loaded_is_told_in_one_line():

@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.support.tiers import scaled
 
-from octavo_inference.server.service import Loaded, ServedModel
+from octavo_inference.server.model_text import ServedModel
+from octavo_inference.server.service import Loaded
 from octavo_inference.tokenizer.chat_template import ChatTemplate
 
 ANSWER = "The capital of France is Paris. \N{CAT FACE} It lies on the Seine."

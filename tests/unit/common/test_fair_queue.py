@@ -70,6 +70,20 @@ def test_an_entry_that_comes_back_has_its_old_place_and_its_tenant_its_counter()
     assert queue.counter.served("a") == 0
 
 
+def test_a_tenant_in_one_of_two_queues_is_not_idle() -> None:
+    first: FairQueue[str] = FairQueue()
+    second: FairQueue[int] = FairQueue(first)
+    first.push("waits", Place("a", 0, 0.0, 0))
+    second.push(1, Place("b", 0, 0.0, 1))
+    second.counter.choose("b", 50)
+    second.push(2, Place("a", 0, 0.0, 2))
+    assert second.head(0.0) == 2, "its counter is not lifted to that of the other one"
+    second.remove(2)
+    first.remove("waits")
+    second.push(3, Place("a", 0, 0.0, 3))
+    assert first.counter.served("a") == 50, "idle in both, it gains no credit"
+
+
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("push"), st.sampled_from("abcd"), st.integers(-1, 2), st.integers(0, 30)),

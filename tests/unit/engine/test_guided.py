@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -204,7 +203,7 @@ def test_others_run_while_a_grammar_compiles() -> None:
         run.step()
     assert run.engine.stats().waiting == 1
     assert run.engine.has_work
-    assert math.isinf(run.engine.delay())
+    assert 0 < run.engine.delay() <= 1, "an engine that is silent for long is taken for a hang"
     compiler.gate.set()
     run.finish()
     assert run.tokens["guided", 0] == expected([1], Guidance(grammar=grammar(1, 3)), count=8, seed=1)[0]
@@ -254,7 +253,7 @@ def test_the_loop_is_woken_when_a_grammar_is_compiled() -> None:
     run.engine.grammar_compiler.on_ready = lambda: woken.append(True)
     loop = EngineLoop(run.engine)
     loop.run_once([Request(id="a", tokens=[1], guidance=Guidance(grammar=grammar(1, 3)))])
-    assert loop.poll_timeout() is None
+    assert loop.poll_timeout() != 0
     compiler.gate.set()
     run.engine.wait()
     while not woken:

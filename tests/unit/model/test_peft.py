@@ -108,7 +108,6 @@ def test_adapters_of_other_numbers_differ_in_their_digest(model: Path) -> None:
         (pair(), {"modules_to_save": ["lm_head"]}, 'modules_to_save is \\["lm_head"\\]: it replaces whole modules'),
         (pair(), {"layer_replication": [[0, 1]]}, "layer_replication"),
         (pair(), {"trainable_token_indices": [1]}, "replaces rows of the embedding"),
-        (pair(), {"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
         (pair(), {"init_lora_weights": "pissa"}, "changes the base model's weights; convert"),
         (pair(), {"r": 0}, "a rank of 0 \\(r\\); 1 to 256"),
         (pair(rank=300), {"r": 300}, "a rank of 300"),

@@ -218,6 +218,28 @@ def load(ready: int, **failures: str) -> Load:
 
 
 @pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("org/tiny-GGUF", None),
+        (
+            "org/large",
+            "its adapter_config.json names org/large as its base model, not org/tiny: its answers may be poor",
+        ),
+    ],
+)
+def test_an_adapter_that_names_another_base_model_is_served_with_a_message(
+    base: str, message: str | None, make_world: Callable[..., World]
+) -> None:
+    world = make_world("sql")
+    inspected = AdapterInspection(revision="beef", rank=16, file_bytes=1_000_000, base=base)
+    world.adapters["sql"] = encode_inspection(inspected).decode()
+    world.settle()
+    world.load = load(1)
+    (shown,) = world.settle().status["adapters"]
+    assert (shown["state"], shown.get("message")) == ("Ready", message)
+
+
+@pytest.mark.parametrize(
     ("found", "state", "message", "reason"),
     [
         (Load(), "Loading", "no replica has it yet", "AdaptersPending"),

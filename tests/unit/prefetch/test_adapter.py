@@ -12,6 +12,7 @@ from tests.unit.prefetch.fake_hub import COMMIT, FakeHub
 from tests.unit.prefetch.test_inspect import safetensors
 
 from octavo_inference.download.adapter import fetch_adapter, look_at_adapter
+from octavo_inference.download.transfer import PrefetchError
 from octavo_inference.inspect_model import main
 from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.model import ModelFailure, decode_adapter_inspection
@@ -43,7 +44,7 @@ def test_rank_and_size_come_from_the_headers(adapters: FakeHub, tmp_path: Path) 
     assert main(["hf://org/tiny", "--adapter", "--report", str(report)]) == 0
     size = len(adapters.files["adapter_model.safetensors"])
     assert decode_adapter_inspection(report.read_bytes()) == AdapterInspection(
-        revision=COMMIT, rank=16, file_bytes=size
+        revision=COMMIT, rank=16, file_bytes=size, base="org/base"
     )
 
 
@@ -73,7 +74,7 @@ def test_a_folder_of_a_volume_is_inspected_in_place(tmp_path: Path) -> None:
     for name, data in adapter_files().items():
         (tmp_path / name).write_bytes(data)
     size = (tmp_path / "adapter_model.safetensors").stat().st_size
-    assert look_at_adapter(str(tmp_path)) == AdapterInspection(rank=16, file_bytes=size)
+    assert look_at_adapter(str(tmp_path)) == AdapterInspection(rank=16, file_bytes=size, base="org/base")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"x" * 100)
     found = look_at_adapter(str(tmp_path))
     assert isinstance(found, ModelFailure)
@@ -93,6 +94,17 @@ def test_a_missing_adapter_is_the_hubs_answer(adapters: FakeHub) -> None:
 
 
 def test_only_the_files_of_the_adapter_are_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    text = {"tokenizer.json": b"{}", "tokenizer_config.json": b"{}", "chat_template.jinja": b"{{ 1 }}"}
+    adapters.files |= text | {"optimizer.pt": b"large", "special_tokens_map.json": b"{}"}
     fetch_adapter(f"hf://org/tiny@{COMMIT}", tmp_path / "to", lambda _: None, time.monotonic)
     there = {path.name: path.read_bytes() for path in (tmp_path / "to").iterdir()}
-    assert there == {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}
+    assert there == text | {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}
+
+
+def test_a_template_that_is_too_large_is_not_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    adapters.files |= {"chat_template.jinja": b"x" * 300_000}
+    found = look_at_adapter("hf://org/tiny")
+    assert isinstance(found, ModelFailure)
+    assert found.message == "org/tiny: chat_template.jinja has 300000 bytes; up to 262144 are possible for an adapter"
+    with pytest.raises(PrefetchError, match=r"chat_template\.jinja has 300000 bytes"):
+        fetch_adapter("hf://org/tiny", tmp_path / "to", lambda _: None, time.monotonic)

@@ -63,7 +63,7 @@ class _Reply:
 async def messages(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, or continue its last message, whole or as a stream."""
     body = await requests.read(request, MessagesRequest)
-    loaded = service.require_generator(body.model)
+    loaded = await service.require_generator(body.model)
     [(tokens, planned)] = await service.tokenise(request, [lambda: _planned(loaded, body)])
     await check_grammar(service, request, planned)
     room = loaded.answer_length(len(tokens), None, None, "messages")
@@ -82,7 +82,7 @@ async def messages(service: Service, request: HttpRequest) -> Response:
 async def count_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the prompt tokens of a conversation without answering it."""
     body = await requests.read(request, CountTokensRequest)
-    loaded = service.require(body.model)
+    loaded = await service.require(body.model)
     [(tokens, _)] = await service.tokenise(request, [lambda: _prompt(loaded, body)])
     return json_response(_encode(TokenCount(len(tokens))))
 

@@ -43,7 +43,7 @@ class _Prepared:
 async def chat_completions(service: Service, request: HttpRequest) -> Response:
     """Answer a conversation, whole or as a stream."""
     body = await json_body.read(request, ChatRequest)
-    loaded = service.require_generator(body.model)
+    loaded = await service.require_generator(body.model)
     style = ChatStyle(echoed(body), bool(body.functions), body.include_reasoning is not False)
     [prepared] = await service.tokenise(request, [lambda: _prepared(body, loaded)])
     await check_grammar(service, request, prepared.plan)

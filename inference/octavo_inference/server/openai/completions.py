@@ -60,7 +60,7 @@ class _Prepared:
 async def completions(service: Service, request: HttpRequest) -> Response:
     """Continue one or more prompts, whole or as a stream."""
     body = await json_body.read(request, CompletionRequest, service.check_ids)
-    loaded = service.require_generator(body.model)
+    loaded = await service.require_generator(body.model)
     _check(body, body.answer_tokens)
     asked = body.prompts
     service.check_sequences(len(asked) * _generated(body), "best_of" if _chooses(body) else "n")

@@ -80,7 +80,7 @@ class EmbeddingResponse(msgspec.Struct, frozen=True):
 async def embeddings(service: Service, request: HttpRequest) -> Response:
     """Embed one or more texts."""
     body = await json_body.read(request, EmbeddingRequest, service.check_ids)
-    loaded = service.require(body.model)
+    loaded = await service.require(body.model)
     if loaded.info.task == "score":
         raise gives_no_embeddings(body.model)
     inputs = body.inputs

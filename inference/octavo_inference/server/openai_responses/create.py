@@ -76,7 +76,7 @@ class _Exchange:
 async def create_response(service: Service, request: HttpRequest) -> Response:
     """Answer an input: whole, as a stream, or in the background."""
     body = await json_body.read(request, CreateResponseBody)
-    loaded = service.require_generator(body.model)
+    loaded = await service.require_generator(body.model)
     _check(body, service.responses)
     tenant = tenant_of(service, request)
     items = await conversation(body, service.responses, tenant)

@@ -19,7 +19,7 @@ from octavo_inference.server.service import Service
 async def count_input_tokens(service: Service, request: HttpRequest) -> Response:
     """Count the tokens of a prompt without generating."""
     body = await json_body.read(request, InputTokensBody)
-    loaded = service.require(body.model or service.names[0])
+    loaded = await service.require(body.model or service.names[0])
     items = await conversation(body, service.responses, tenant_of(service, request))
     room = room_for(body, loaded.info.max_model_len, None)
     [tokens] = await service.tokenise(request, [lambda: input_tokens(body, loaded, items, room, tools_of(body))])

@@ -20,7 +20,7 @@ from octavo_inference.server.service import Service
 async def rerank(service: Service, request: HttpRequest) -> Response:
     """Order documents by their relevance to a query."""
     body = await json_body.read(request, RerankRequest)
-    loaded = service.require(body.model)
+    loaded = await service.require(body.model)
     pairs = [Pair(body.query, text, "query", "documents") for text in body.texts]
     relevance = Relevance(service, loaded, pairs, Limits(body.truncate_prompt_tokens, body.max_tokens_per_doc))
     batch = await relevance.batch(request, body)

@@ -21,7 +21,7 @@ from octavo_inference.server.service import Service
 async def score(service: Service, request: HttpRequest) -> Response:
     """Score pairs of texts by the relevance of the second to the first."""
     body = await json_body.read(request, ScoreRequest)
-    loaded = service.require(body.model)
+    loaded = await service.require(body.model)
     pairs = [Pair(first, second, "text_1", "text_2") for first, second in body.pairs]
     relevance = Relevance(service, loaded, pairs, Limits(body.truncate_prompt_tokens))
     batch = await relevance.batch(request, body)

@@ -13,7 +13,7 @@ from octavo_inference.server.tokens.messages import AddedToken, TokenizerInfo
 
 async def tokenizer_info(service: Service, _: HttpRequest) -> Response:
     """The tokenizer's class, special tokens, chat template and sizes."""
-    loaded = service.require(service.names[0])
+    loaded = await service.require(service.names[0])
     return json_response(await service.work(lambda: msgspec.json.encode(_info(loaded))))
 
 

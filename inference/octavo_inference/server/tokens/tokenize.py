@@ -21,7 +21,7 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
     """The tokens of a text or of a conversation, as a completion or a chat completion would have them."""
     body = await json_body.read(request, TokenizeRequest)
     body.check()
-    loaded = service.require(body.model or service.names[0])
+    loaded = await service.require(body.model or service.names[0])
     [encoded] = await service.tokenise(request, [lambda: msgspec.json.encode(_tokenized(loaded, body))])
     return json_response(encoded)
 
@@ -29,7 +29,7 @@ async def tokenize(service: Service, request: HttpRequest) -> Response:
 async def detokenize(service: Service, request: HttpRequest) -> Response:
     """The text of tokens, special tokens included."""
     body = await json_body.read(request, DetokenizeRequest, service.check_ids)
-    loaded = service.require(body.model or service.names[0])
+    loaded = await service.require(body.model or service.names[0])
     info = loaded.info
     if len(body.tokens) > info.max_model_len:
         raise invalid(

@@ -44,12 +44,24 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     adapter_biases: _Count = 0
 
 
+class AdapterExperts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What steps with adapters of a mixture of experts need: `count` experts, of which each token has `chosen`.
+
+    Each of the latter has `products` for each rank, and `elements` activations more than without adapters.
+    """
+
+    count: _Count
+    chosen: _Count
+    products: _Count
+    elements: _Count
+
+
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model on GPUs: the numbers of GPUs that can share it, and the memory of each.
 
     `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
     running request; `position`: bytes for each position of the longest sequence. `graphs`: decode steps are captured.
-    A token has `adapter_products` for each rank of adapters.
+    A token has `adapter_products` for each rank of adapters, and a mixture of experts `adapter_experts`.
     """
 
     head_dim: _Count
@@ -58,6 +70,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shares: tuple[GpuShare, ...]
     graphs: bool = True
     adapter_products: _Count = 0
+    adapter_experts: AdapterExperts | None = None
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):

@@ -6,19 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, TILE, TILE_FIELDS, UNIT
+from octavo_inference.models.adapter import PLAIN_FIELDS
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import LayerWeights, Weights
+from octavo_inference.models.weights import LayerWeights, Weights, part_tensors
 
-_OUTPUT = {"o": ("o",)}
-_ATTENTION = {"qkv": ("q", "k", "v", "attention_gate"), **_OUTPUT}
-_GATED, _NOT_GATED = ({"gate_up": names, "down": ("down",)} for names in (("gate", "up"), ("up",)))
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v", "attention_gate"),
+    "o": ("o",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+    "shared_gate_up": ("experts.shared_gate", "experts.shared_up"),
+    "shared_down": ("experts.shared_down",),
+}
+"""The matrices of a layer and their fields, of which it may have some."""
+_OF_EXPERTS: dict[str, tuple[str, ...]] = {"experts": ("gate", "up"), "experts_down": ("down",)}
+FIELDS = (
+    *PLAIN_FIELDS,
+    *(f"experts.{name}" for name in ("gate", "up", "down", "shared_gate", "shared_up", "shared_down")),
+)
+"""The fields of a layer that adapters may change."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptedMatrix:
     """A matrix [rows, columns] of `layer`, of fields that are stacked by rows; None for the outer ones.
 
-    `by_column`: its inputs are ids, so `down` is stored column by column.
+    `by_column`: its inputs are ids, so `down` is stored column by column. The matrices of a layer's experts have one
+    name, and follow each other. A slot has room for all of them if the `chosen` experts of a token have the largest
+    rank together, and none for biases, which PEFT's adapters of experts do not have.
     """
 
     layer: int | None
@@ -27,22 +42,28 @@ class AdaptedMatrix:
     rows: tuple[int, ...]
     columns: int
     by_column: bool = False
+    chosen: int | None = None
 
-    def elements(self, rank: int) -> int:
-        """Numbers of a change whose parts all have a rank, and a bias."""
-        ranks, rows = padded_rank(rank), sum(self.rows)
-        return ranks * len(self.rows) * self.columns + rows * ranks + -(-rows // UNIT) * UNIT
+    @property
+    def rank_elements(self) -> int:
+        """Numbers for each rank of its parts."""
+        return -(-(len(self.rows) * self.columns + sum(self.rows)) // (self.chosen or 1))
+
+    @property
+    def bias_elements(self) -> int:
+        """Numbers for biases of its parts."""
+        return padded(sum(self.rows)) if self.chosen is None else 0
 
 
-def padded_rank(rank: int) -> int:
+def padded(count: int) -> int:
     """Round up to whole units."""
-    return -(-rank // UNIT) * UNIT
+    return -(-count // UNIT) * UNIT
 
 
 def adapted_matrices(config: ModelConfig, weights: Weights) -> tuple[AdaptedMatrix, ...]:
-    """All matrices of plain attention, outputs of latent attention, dense MLPs; then the embedding and lm_head."""
-    layers = weights.layers[: config.layers]
-    found = [matrix for number, layer in enumerate(layers) for matrix in _of_layer(config, number, layer)]
+    """All matrices of layers that adapters may change; then the embedding and lm_head."""
+    layers, chosen = weights.layers[: config.layers], config.experts.chosen if config.experts else 1
+    found = [matrix for number, layer in enumerate(layers) for matrix in _of_layer(number, layer, chosen)]
     (vocab, hidden), (own, _) = weights.embedding.shape, weights.lm_head.shape
     found.append(AdaptedMatrix(None, "embedding", ("embedding",), (hidden,), vocab, by_column=True))
     found.append(AdaptedMatrix(None, "lm_head", ("lm_head",), (own,), hidden))
@@ -51,7 +72,13 @@ def adapted_matrices(config: ModelConfig, weights: Weights) -> tuple[AdaptedMatr
 
 def slot_elements(matrices: Sequence[AdaptedMatrix], rank: int) -> int:
     """Numbers of the largest adapter of a rank."""
-    return sum(matrix.elements(rank) for matrix in matrices)
+    return sum(padded(rank) * matrix.rank_elements + matrix.bias_elements for matrix in matrices)
+
+
+def rank_for(matrices: Sequence[AdaptedMatrix], elements: int) -> int:
+    """The smallest rank whose largest adapter has so many numbers."""
+    biases = slot_elements(matrices, 0)
+    return UNIT * -(-(elements - biases) // (slot_elements(matrices, UNIT) - biases))
 
 
 def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, element: int) -> int:
@@ -62,18 +89,33 @@ def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, elemen
 
 def products_width(config: ModelConfig, rank: int) -> int:
     """Most products with `down` that a token has at a time: those of queries, keys, values, and the gate of outputs."""
-    return (4 if config.attention_gate else 3) * padded_rank(rank)
+    return (4 if config.attention_gate else 3) * padded(rank)
 
 
-def _of_layer(config: ModelConfig, number: int, layer: LayerWeights) -> list[AdaptedMatrix]:
-    groups = dict(_ATTENTION if layer.latent is None else _OUTPUT)
-    if layer.experts is None:
-        groups |= _GATED if config.gated else _NOT_GATED
-    found = []
-    for name, fields in groups.items():
-        present = {field: matrix for field in fields if (matrix := getattr(layer, field)) is not None}
-        if present:
-            shapes = [matrix.shape for matrix in present.values()]
-            rows = tuple(shape[0] for shape in shapes)
-            found.append(AdaptedMatrix(number, name, tuple(present), rows, shapes[0][1]))
+def choice_width(config: ModelConfig, rank: int) -> int:
+    """Most products with `down` of an expert that a choice has: those of gate and up."""
+    return (2 if config.gated else 1) * padded(rank)
+
+
+def choice_elements(config: ModelConfig) -> int:
+    """Elements of a choice between the products of its expert: the changes of gate and up, then the output."""
+    experts = config.experts
+    return 0 if experts is None else max(config.hidden, (2 if config.gated else 1) * experts.intermediate)
+
+
+def _of_layer(number: int, layer: LayerWeights, chosen: int) -> list[AdaptedMatrix]:
+    shapes = {name: (t.shape[0], t.shape[1]) for name, t in part_tensors(layer) if len(t.shape) == 2}
+
+    def matrix(name: str, fields: Sequence[str], chosen: int | None = None) -> list[AdaptedMatrix]:
+        present = [field for field in fields if field in shapes]
+        rows = tuple(shapes[field][0] for field in present)
+        return (
+            [AdaptedMatrix(number, name, tuple(present), rows, shapes[present[0]][1], chosen=chosen)] if present else []
+        )
+
+    found = [one for name, fields in _GROUPS.items() for one in matrix(name, fields)]
+    experts = 0 if layer.experts is None else len(layer.experts.down)
+    for name, kinds in _OF_EXPERTS.items():
+        for expert in range(experts):
+            found += matrix(name, [f"experts.{kind}.{expert}" for kind in kinds], chosen)
     return found

@@ -168,7 +168,7 @@ def test_an_adapter_of_too_many_experts_is_refused() -> None:
     model = mixture_model()
     backend, rng = cuda(model, rank=16), np.random.default_rng(0)
     every = random_adapter(model[1], rng, 16, FIELDS, outer=True)
-    with pytest.raises(ModelError, match="it takes .* a slot has .* max_adapter_rank 16; set that to (24|32)"):
+    with pytest.raises(ModelError, match=r"it takes .* a slot has .* max_adapter_rank 16; set that to (24|32)"):
         backend.prepare_adapter(every)
     few = tuple({n: p for n, p in layer.items() if not n.endswith((".0", ".2", ".4"))} for layer in every.layers)
     backend.prepare_adapter(replace(every, layers=few))

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.adapters import merged, random_adapter
+from tests.support.latent import latent_weights
 
 from octavo_inference.backends.cuda.adapter_layout import FIELDS
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -24,6 +25,7 @@ from octavo_inference.core.gather import gather
 from octavo_inference.core.model_input import Float32, PromptScores, RowStep
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.models.adapter import Adapter
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
 
 from ..unit.engine.echo import CONFIG, Runner, Ticks, tiny_model  # noqa: TID252 -- tests are no package
@@ -31,6 +33,9 @@ from .dense_models import BIASES, DENSE_MODELS, dense_model
 from .mixtures import EXPERTS, mixture_model
 from .test_engine import BLOCK, LONGEST, Model, with_everything
 from .test_expert_layers import made_of, step
+from .test_latent import CONFIGS as LATENTS
+from .test_latent import with_mixture as latent_mixture
+from .test_state_engine import model as state_model
 
 NONE = -1
 SOME = ("experts.gate", "experts.up", "experts.down")
@@ -55,11 +60,18 @@ def gated_outputs() -> Model:
     return replace(config, attention_gate=True), replace(weights, layers=layers)
 
 
+def latent_model(config: ModelConfig) -> Model:
+    return config, latent_weights(config, np.random.default_rng(0))
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "everything": full_attention,
     "gated outputs": gated_outputs,
     **{name: partial(dense_model, **DENSE_MODELS[name]) for name in FLAGS},
     **{f"experts: {name}": partial(mixture_model, name) for name in EXPERTS},
+    **{f"latents: {name}": partial(latent_model, config) for name, config in LATENTS.items()},
+    "latents with experts": latent_mixture,
+    **{f"states: {name}": partial(state_model, name) for name in ("granite", "falcon", "qwen", "lfm2")},
 }
 
 
@@ -76,7 +88,8 @@ def cuda(
 
 
 def reference(model: Model) -> ReferenceBackend:
-    return ReferenceBackend(*model, num_blocks=32, block_size=BLOCK, max_model_len=LONGEST)
+    slots = 4 if model[0].state is not None else 0
+    return ReferenceBackend(*model, num_blocks=32, block_size=BLOCK, max_model_len=LONGEST, state_slots=slots)
 
 
 def adapters_of(model: Model, seed: int = 1) -> list[Adapter]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, TILE, TILE_FIELDS, UNIT
+from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, MOST_PARTS, TILE, TILE_FIELDS, UNIT
 from octavo_inference.models.adapter import PLAIN_FIELDS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Weights, part_tensors
 
 _GROUPS: dict[str, tuple[str, ...]] = {
-    "qkv": ("q", "k", "v", "attention_gate"),
+    "qkv": ("q", "k", "v", "attention_gate", "latent.q", "latent.q_down", "latent.kv_down"),
+    "q_up": ("latent.q_up",),
     "o": ("o",),
+    "state_inputs": tuple(f"state.inputs.{number}" for number in range(MOST_PARTS)),
+    "state_output": ("state.output",),
     "gate_up": ("gate", "up"),
     "down": ("down",),
     "shared_gate_up": ("experts.shared_gate", "experts.shared_up"),
@@ -22,6 +25,8 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 _OF_EXPERTS: dict[str, tuple[str, ...]] = {"experts": ("gate", "up"), "experts_down": ("down",)}
 FIELDS = (
     *PLAIN_FIELDS,
+    *(f"latent.{name}" for name in ("q", "q_down", "q_up", "kv_down")),
+    *("state.inputs", "state.output"),
     *(f"experts.{name}" for name in ("gate", "up", "down", "shared_gate", "shared_up", "shared_down")),
 )
 """The fields of a layer that adapters may change."""
@@ -88,8 +93,12 @@ def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, elemen
 
 
 def products_width(config: ModelConfig, rank: int) -> int:
-    """Most products with `down` that a token has at a time: those of queries, keys, values, and the gate of outputs."""
-    return (4 if config.attention_gate else 3) * padded(rank)
+    """Most products with `down` that a token has at a time: those of queries, keys, values, and the gate of outputs.
+
+    State layers have one or several inputs.
+    """
+    inputs = 0 if config.state is None else len(config.state.input_rows)
+    return max(4 if config.attention_gate else 3, inputs) * padded(rank)
 
 
 def choice_width(config: ModelConfig, rank: int) -> int:

@@ -24,12 +24,12 @@ def latent_attention(
     q_rope, absorbed, latents = buffers.q[:tokens], buffers.absorbed[:tokens], buffers.latents[:tokens]
     group, at = context.layout.place(number)
     pool, _ = context.pool.layer(at)
-    projected = weights.qkv(x, buffers.qkv[:tokens])
+    projected = context.change(inputs, number, "qkv", x, weights.qkv(x, buffers.qkv[:tokens]))
     queries, down = projected[:, : -latent.cached_dim], projected[:, -latent.cached_dim :]
     if weights.q_up is not None and weights.q_norm is not None:
         normed = buffers.query_latent[:tokens]
         normalize(queries, DeviceNorm(weights.q_norm), latent.norm_eps, normed)
-        queries = weights.q_up(normed, buffers.queries[:tokens])
+        queries = context.change(inputs, number, "q_up", normed, weights.q_up(normed, buffers.queries[:tokens]))
     latent_store(
         queries,
         down,

@@ -25,7 +25,7 @@ _GROUPS: dict[str, tuple[str, ...]] = {
 _OF_EXPERTS: dict[str, tuple[str, ...]] = {"experts": ("gate", "up"), "experts_down": ("down",)}
 FIELDS = (
     *PLAIN_FIELDS,
-    *(f"latent.{name}" for name in ("q", "q_down", "q_up", "kv_down")),
+    *(f"latent.{name}" for name in ("q", "q_down", "q_up", "kv_down", "k_up", "v_up")),
     *("state.inputs", "state.output"),
     *(f"experts.{name}" for name in ("gate", "up", "down", "shared_gate", "shared_up", "shared_down")),
 )
@@ -38,7 +38,8 @@ class AdaptedMatrix:
 
     `by_column`: its inputs are ids, so `down` is stored column by column. The matrices of a layer's experts have one
     name, and follow each other. A slot has room for all of them if the `chosen` experts of a token have the largest
-    rank together, and none for biases, which PEFT's adapters of experts do not have.
+    rank together, and none for biases, which PEFT's adapters of experts do not have. `heads`: each has its rows of the
+    matrix, and an entry. They share `down`, or with `transposed` the product is x @ matrix, and they share `up`.
     """
 
     layer: int | None
@@ -48,6 +49,20 @@ class AdaptedMatrix:
     columns: int
     by_column: bool = False
     chosen: int | None = None
+    heads: int = 0
+    transposed: bool = False
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """Outputs of each part; of a head, if heads have rows of their own."""
+        if not self.heads:
+            return self.rows
+        return (self.columns if self.transposed else self.rows[0] // self.heads,)
+
+    @property
+    def entries(self) -> int:
+        """Entries in a slot, which follow each other."""
+        return max(1, self.heads)
 
     @property
     def rank_elements(self) -> int:
@@ -57,7 +72,7 @@ class AdaptedMatrix:
     @property
     def bias_elements(self) -> int:
         """Numbers for biases of its parts."""
-        return padded(sum(self.rows)) if self.chosen is None else 0
+        return 0 if self.chosen or self.heads else padded(sum(self.rows))
 
 
 def padded(count: int) -> int:
@@ -69,6 +84,8 @@ def adapted_matrices(config: ModelConfig, weights: Weights) -> tuple[AdaptedMatr
     """All matrices of layers that adapters may change; then the embedding and lm_head."""
     layers, chosen = weights.layers[: config.layers], config.experts.chosen if config.experts else 1
     found = [matrix for number, layer in enumerate(layers) for matrix in _of_layer(number, layer, chosen)]
+    if config.latent is not None:
+        found += [matrix for number, layer in enumerate(layers) for matrix in _of_heads(config, number, layer)]
     (vocab, hidden), (own, _) = weights.embedding.shape, weights.lm_head.shape
     found.append(AdaptedMatrix(None, "embedding", ("embedding",), (hidden,), vocab, by_column=True))
     found.append(AdaptedMatrix(None, "lm_head", ("lm_head",), (own,), hidden))
@@ -88,17 +105,19 @@ def rank_for(matrices: Sequence[AdaptedMatrix], elements: int) -> int:
 
 def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, element: int) -> int:
     """Bytes of slots on the device, with the entries and tiles of their matrices; an element has `element` bytes."""
-    tiles = sum(-(-count // TILE) for rows in {matrix.rows for matrix in matrices} for count in rows)
-    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * len(matrices)) + 4 * TILE_FIELDS * tiles
+    tiles = sum(-(-count // TILE) for outputs in {matrix.outputs for matrix in matrices} for count in outputs)
+    entries = sum(matrix.entries for matrix in matrices)
+    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * entries) + 4 * TILE_FIELDS * tiles
 
 
 def products_width(config: ModelConfig, rank: int) -> int:
     """Most products with `down` that a token has at a time: those of queries, keys, values, and the gate of outputs.
 
-    State layers have one or several inputs.
+    State layers have one or several inputs, heads of latent attention a product each.
     """
     inputs = 0 if config.state is None else len(config.state.input_rows)
-    return max(4 if config.attention_gate else 3, inputs) * padded(rank)
+    heads = 0 if config.latent is None else config.heads
+    return max(4 if config.attention_gate else 3, inputs, heads) * padded(rank)
 
 
 def choice_width(config: ModelConfig, rank: int) -> int:
@@ -110,6 +129,18 @@ def choice_elements(config: ModelConfig) -> int:
     """Elements of a choice between the products of its expert: the changes of gate and up, then the output."""
     experts = config.experts
     return 0 if experts is None else max(config.hidden, (2 if config.gated else 1) * experts.intermediate)
+
+
+def _of_heads(config: ModelConfig, number: int, layer: LayerWeights) -> list[AdaptedMatrix]:
+    """The expansions of latents, which queries and sums of latents are multiplied with head by head."""
+    weights = layer.latent
+    if weights is None:
+        return []
+    (rows, columns), (value_rows, _) = weights.k_up.shape, weights.v_up.shape
+    return [
+        AdaptedMatrix(number, "k_up", ("latent.k_up",), (rows,), columns, heads=config.heads, transposed=True),
+        AdaptedMatrix(number, "v_up", ("latent.v_up",), (value_rows,), columns, heads=config.heads),
+    ]
 
 
 def _of_layer(number: int, layer: LayerWeights, chosen: int) -> list[AdaptedMatrix]:

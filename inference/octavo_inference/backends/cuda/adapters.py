@@ -56,10 +56,11 @@ class DeviceAdapters:
         self._places: dict[tuple[int | None, str], int] = {}
         for place, matrix in enumerate(matrices):
             self._places.setdefault((matrix.layer, matrix.name), place)
+        self._firsts = np.cumsum([0, *(matrix.entries for matrix in matrices)]).tolist()
         self._numbers = torch.zeros((slots, slot_elements(matrices, max_rank)), dtype=dtype, device=device)
-        self._entries = torch.zeros((slots, len(matrices), ENTRY), dtype=torch.int32, device=device)
-        tiles = {rows: output_tiles(rows, device) for rows in {matrix.rows for matrix in matrices}}
-        self._tiles = [tiles[matrix.rows] for matrix in matrices]
+        self._entries = torch.zeros((slots, self._firsts[-1], ENTRY), dtype=torch.int32, device=device)
+        tiles = {outputs: output_tiles(outputs, device) for outputs in {matrix.outputs for matrix in matrices}}
+        self._tiles = [tiles[matrix.outputs] for matrix in matrices]
         self._buffers = buffers
         self._pinned = device.type == "cuda"
 
@@ -72,15 +73,21 @@ class DeviceAdapters:
         placed = sum(change is not None for parts in changes for change in parts)
         if placed < sum(1 for _ in adapter.parts()):
             raise ModelError("it changes matrices that the model does not have")
+        if any(matrix.heads and _biased(change) for matrix, change in zip(self._matrices, changes, strict=True)):
+            raise ModelError("it has biases of kv_b_proj, which latent attention has no place for")
         size = sum(_elements(matrix, change) for matrix, change in zip(self._matrices, changes, strict=True))
         if size > self._numbers.shape[1]:
             raise ModelError(self._too_large(size))
         numbers = torch.zeros(size, dtype=self._numbers.dtype, pin_memory=self._pinned)
         entries = torch.zeros(self._entries.shape[1:], dtype=torch.int32, pin_memory=self._pinned)
         at = 0
-        for matrix, change, entry in zip(self._matrices, changes, entries.numpy(), strict=True):
+        for matrix, change, first in zip(self._matrices, changes, self._firsts[:-1], strict=True):
             end = at + _elements(matrix, change)
-            _fill(matrix, change, numbers[at:end], at, entry)
+            own = entries.numpy()[first : first + matrix.entries]
+            if matrix.heads:
+                _fill_heads(matrix, change[0], numbers[at:end], at, own)
+            else:
+                _fill(matrix, change, numbers[at:end], at, own[0])
             at = end
         return PinnedAdapter(numbers, entries)
 
@@ -117,12 +124,28 @@ class DeviceAdapters:
         matrix = self._matrices[place]
         products = self._products(matrix, len(x), splits_of(len(x), matrix.columns, x.dtype))
         places, blocks = self._blocks(len(x))
-        entries = self._entries[:, place]
+        entries = self._of(place)
         block = block_rows(len(x), x.dtype)
         shrink(x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2], block=block)
         expand(
             products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
             block=block,
+        )  # fmt: skip
+
+    def add_heads(self, layer: int, name: str, x: Torch, out: Torch) -> None:
+        """Add the changes of each head to its products, x [M, heads, K] and out [M, heads, N] at any stride.
+
+        M rows were sorted last.
+        """
+        place, (rows, heads, _) = self._places[layer, name], out.shape
+        ranks = padded(self._max_rank)
+        products = self._buffers.adapter_products[: heads * rows * ranks].view(heads, rows, ranks)
+        places, blocks = self._blocks(rows)
+        given, block = self._of(place), block_rows(rows, x.dtype)
+        shrink(x, places, blocks, given, self._numbers, products, most_ranks=ranks, block=block, heads=True)
+        expand(
+            products, places, blocks, given, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
+            block=block, heads=True,
         )  # fmt: skip
 
     def begin_choices(self, layer: int, ids: Torch, experts: int) -> Torch:
@@ -131,7 +154,7 @@ class DeviceAdapters:
         Returns their keys [T * chosen], below 0 for those that no adapter changes. Valid until the next layer.
         """
         keys = self._buffers.adapter_choices[: ids.numel()]
-        entries = self._entries[:, self._places[layer, "experts"]]
+        entries = self._of(self._places[layer, "experts"])
         changed_choices(ids, self._buffers.adapter_slots[: len(ids)], entries, keys, experts=experts)
         buffers = self._buffers
         sort_by_expert(
@@ -161,7 +184,7 @@ class DeviceAdapters:
         products = self._products(matrix, choices, choice_splits(choices, matrix.columns))
         block = choice_rows(choices, experts, x.dtype)
         blocks = buffers.adapter_choice_blocks[: most_blocks(choices, self.slots * experts, block)]
-        places, entries = buffers.adapter_choice_places, self._entries[:, place]
+        places, entries = buffers.adapter_choice_places, self._of(place)
         shrink(
             x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2], block=block,
             experts=experts, x_weights=x_weights,
@@ -176,12 +199,16 @@ class DeviceAdapters:
         place = self._places[None, "embedding"]
         products = self._products(self._matrices[place], len(tokens), 1)
         places, blocks = self._blocks(len(tokens))
-        entries, slots = self._entries[:, place], self._buffers.adapter_slots[: len(tokens)]
+        entries, slots = self._of(place), self._buffers.adapter_slots[: len(tokens)]
         shrink_ids(tokens, slots, entries, self._numbers, products, factor=scale, most_ranks=products.shape[2])
         expand(
             products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
             block=block_rows(len(tokens), self._numbers.dtype),
         )  # fmt: skip
+
+    def _of(self, place: int) -> Torch:
+        """The entries of a matrix in all slots, and of those behind it."""
+        return self._entries[:, self._firsts[place]]
 
     def _too_large(self, size: int) -> str:
         """Why an adapter of so many numbers has no room."""
@@ -228,6 +255,27 @@ def _elements(matrix: AdaptedMatrix, changes: Sequence[LowRank | None]) -> int:
 
 def _biased(changes: Sequence[LowRank | None]) -> bool:
     return any(change is not None and change.bias is not None for change in changes)
+
+
+def _fill_heads(
+    matrix: AdaptedMatrix, change: LowRank | None, numbers: Torch, start: int, entries: NDArray[np.int32]
+) -> None:
+    """Write the change of a matrix by heads to `numbers`, zeros that begin at `start` of the run, and its entries."""
+    if change is None or change.rank == 0:
+        return
+    rank, heads = padded(change.rank), matrix.heads
+    each = matrix.rows[0] // heads * rank  # numbers of a head
+    shared, own = numbers[: rank * matrix.columns], numbers[rank * matrix.columns :]
+    down, up = torch.from_numpy(change.down), torch.from_numpy(change.up).view(heads, -1, change.rank)
+    if matrix.transposed:
+        shared.view(matrix.columns, rank)[:, : change.rank].copy_(down.T)
+        own.view(heads, rank, -1)[:, : change.rank].copy_(up.transpose(1, 2))
+    else:
+        shared.view(rank, matrix.columns)[: change.rank].copy_(down)
+        own.view(heads, -1, rank)[..., : change.rank].copy_(up)
+    places = (start + len(shared) + each * np.arange(heads)) // UNIT
+    entries[:, 0], entries[:, HEAD + 2] = (places, start // UNIT) if matrix.transposed else (start // UNIT, places)
+    entries[:, 1] = entries[:, HEAD + 1] = rank // UNIT
 
 
 def _fill(

@@ -132,7 +132,7 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
         adapter_elements=sum(matrix.rank_elements for matrix in matrices),
         # Biases, and the entries of matrices.
-        adapter_biases=sum(matrix.bias_elements + 2 * ENTRY for matrix in matrices),
+        adapter_biases=sum(matrix.bias_elements + 2 * ENTRY * matrix.entries for matrix in matrices),
     )
 
 

@@ -24,8 +24,8 @@ from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 # fmt: off
 @triton.jit(do_not_specialize=["rows", "steps"])
 def _shrink(x, places, blocks, entries, numbers, products, x_weights, k, x_stride, entries_stride, numbers_stride,
-            products_stride, sharers, rows, steps, DOT: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr,
-            STEP: tl.constexpr, EXPERTS: tl.constexpr, ENTRY: tl.constexpr, UNIT: tl.constexpr):
+            products_stride, sharers, rows, steps, x_head, DOT: tl.constexpr, ROWS: tl.constexpr, RANKS: tl.constexpr,
+            STEP: tl.constexpr, EXPERTS: tl.constexpr, HEADS: tl.constexpr, ENTRY: tl.constexpr, UNIT: tl.constexpr):
     wait_for_previous()
     block = tl.program_id(0)
     key = tl.load(blocks + block).to(tl.int64)
@@ -33,16 +33,20 @@ def _shrink(x, places, blocks, entries, numbers, products, x_weights, k, x_strid
         return
     slot = key // EXPERTS
     entries += slot * entries_stride + key % EXPERTS * ENTRY
+    if HEADS:
+        entries += tl.program_id(2) * ENTRY
     ranks = tl.load(entries + 1) * UNIT
     first = tl.program_id(1) * RANKS
     if first >= ranks:
         return
+    if HEADS:
+        x += tl.program_id(2).to(tl.int64) * x_head
     down = numbers + slot * numbers_stride + tl.load(entries).to(tl.int64) * UNIT
     place = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     rank = first + tl.arange(0, RANKS)
     present, known = (place >= 0)[:, None], rank < ranks
     row = x + (place // sharers)[:, None] * x_stride
-    begin = tl.program_id(2) * steps * STEP
+    begin = 0 if HEADS else tl.program_id(2) * steps * STEP
     acc = tl.zeros((ROWS, RANKS), tl.float32)
     for step in range(steps):
         column = begin + step * STEP + tl.arange(0, STEP)
@@ -85,6 +89,7 @@ def shrink(
     most_ranks: int,
     block: int,
     experts: int = 1,
+    heads: bool = False,
     x_weights: Torch | None = None,
 ) -> None:
     """Write the products of rows with the `down` of their adapters to `products`, split over its first dimension.
@@ -93,16 +98,18 @@ def shrink(
     those of `expert_sort` for blocks of `block` rows, by slot * `experts` + expert. entries [slots, integers] and
     numbers [slots, elements] are those of `adapter_entries` for one matrix of K columns, and for those of the experts
     behind it, whose adapters have up to `most_ranks` ranks in all. x_weights [M] float32 are factors of rows of x.
-    products [splits, M, ranks] float32; those of other rows and ranks are not written.
+    products [splits, M, ranks] float32; those of other rows and ranks are not written. `heads`: x [M, heads, K], and
+    products [heads, M, ranks] of each with its own entry.
     """
-    k = x.shape[1]
+    k = x.shape[-1]
     tile = shrink_tile(block, x.dtype)
     splits, rows, _ = products.shape
     _shrink[(len(blocks), triton.cdiv(most_ranks, tile.ranks), splits)](
         x, places, blocks, entries, numbers, products, x_weights, k, x.stride(0), entries.stride(0), numbers.stride(0),
-        products.stride(1), rows // max(1, len(x)), rows, triton.cdiv(triton.cdiv(k, tile.step), splits),
-        DOT=dot_type(x.dtype), ROWS=block, RANKS=tile.ranks, STEP=tile.step, EXPERTS=experts, ENTRY=ENTRY, UNIT=UNIT,
-        num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+        products.stride(1), rows // max(1, len(x)), rows,
+        triton.cdiv(triton.cdiv(k, tile.step), 1 if heads else splits), x.stride(1) if heads else 0,
+        DOT=dot_type(x.dtype), ROWS=block, RANKS=tile.ranks, STEP=tile.step, EXPERTS=experts, HEADS=heads,
+        ENTRY=ENTRY, UNIT=UNIT, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
 
 

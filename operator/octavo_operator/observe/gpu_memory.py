@@ -176,7 +176,7 @@ def _working(
         + gpu.position * longest
         + tokens * (share.token + size * share.token_elements + eight_bits)
         + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)
-        + _adapted(settings, gpu, max(tokens, rows), rows)
+        + _adapted(settings, gpu, share, max(tokens, rows), rows)
     )
 
 
@@ -193,12 +193,12 @@ def _adapters(settings: EngineSettings, share: GpuShare) -> int:
     return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
 
 
-def _adapted(settings: EngineSettings, gpu: GpuReport, tokens: int, rows: int) -> int:
+def _adapted(settings: EngineSettings, gpu: GpuReport, share: GpuShare, tokens: int, rows: int) -> int:
     """Buffers of steps with adapters: products, which few tokens have in up to 16 parts; tokens in order of slots."""
     slots = settings.max_loaded_adapters
     if not slots:
         return 0
-    products = max(tokens, min(_MOST_PARTS * tokens, _PARTED)) * _rank(settings) * gpu.adapter_products
+    products = max(tokens, min(_MOST_PARTS * tokens, _PARTED)) * _rank(settings) * share.adapter_products
     places = tokens + _PLACES * min(tokens, slots)
     own = _ID_BYTES * (tokens + 2 * rows + 2 * (places + slots))
     experts = gpu.adapter_experts
@@ -209,7 +209,11 @@ def _adapted(settings: EngineSettings, gpu: GpuReport, tokens: int, rows: int) -
     few = min(choices, _FEW_CHOICES * experts.count)  # more of them are in larger blocks
     ordered = max(_block_places(few, pairs, _FEW_PLACES), _block_places(choices, pairs, _PLACES) * (few < choices))
     ids = choices + pairs + ordered + ordered // _FEW_PLACES
-    return own + _ID_BYTES * (max(products, parted) + ids) + _element_bytes(settings) * choices * experts.elements
+    return (
+        own
+        + _ID_BYTES * (max(products, parted) + ids)
+        + _element_bytes(settings) * choices * share.adapter_choice_elements
+    )
 
 
 def _block_places(choices: int, pairs: int, rows: int) -> int:

@@ -56,7 +56,6 @@ def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
         row_elements=config.hidden,
         position=sum(4 * rope.dim for rope in ropes),
         shares=tuple(_shares(weights, config)),
-        adapter_products=products_width(config, UNIT) // UNIT,
         adapter_experts=_adapter_experts(config),
     )
 
@@ -69,7 +68,6 @@ def _adapter_experts(config: ModelConfig) -> AdapterExperts | None:
         count=experts.count,
         chosen=experts.chosen,
         products=choice_width(config, UNIT) // UNIT,
-        elements=choice_elements(config) - config.hidden,
     )
 
 
@@ -133,6 +131,8 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         adapter_elements=sum(matrix.rank_elements for matrix in matrices),
         # Biases, and the entries of matrices.
         adapter_biases=sum(matrix.bias_elements + 2 * ENTRY * matrix.entries for matrix in matrices),
+        adapter_products=products_width(config, UNIT) // UNIT,
+        adapter_choice_elements=choice_elements(config) - config.hidden if config.experts else 0,
     )
 
 

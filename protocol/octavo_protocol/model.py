@@ -27,7 +27,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
     running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
     names are in `fp8`, and once more with those in `ordered`, which have sorted columns. A slot of an adapter has
-    `adapter_elements` for each rank of the adapter, and `adapter_biases`.
+    `adapter_elements` for each rank of the adapter, and `adapter_biases`. With adapters, a token has `adapter_products`
+    for each rank, and a token's expert `adapter_choice_elements` activations more.
     """
 
     ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -42,6 +43,19 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ordered: tuple[_Word, ...] = ()
     adapter_elements: _Count = 0
     adapter_biases: _Count = 0
+    adapter_products: _Count = 0
+    adapter_choice_elements: _Count = 0
+
+
+class AdapterExperts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What steps with adapters of a mixture of experts need: `count` experts, of which each token has `chosen`.
+
+    Each of the latter has `products` for each rank of adapters.
+    """
+
+    count: _Count
+    chosen: _Count
+    products: _Count
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -49,7 +63,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `head_dim`: elements of a head, which share a scale in a KV cache of 8 bits; `row_elements`: activations of a
     running request; `position`: bytes for each position of the longest sequence. `graphs`: decode steps are captured.
-    A token has `adapter_products` for each rank of adapters.
+    `adapter_experts` are those of a mixture of experts.
     """
 
     head_dim: _Count
@@ -57,7 +71,7 @@ class GpuReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     position: _Count
     shares: tuple[GpuShare, ...]
     graphs: bool = True
-    adapter_products: _Count = 0
+    adapter_experts: AdapterExperts | None = None
 
 
 class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="model", omit_defaults=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +15,29 @@ from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.checkpoints.peft import read_adapter, stored_biases
 from octavo_inference.model_loader import LoadedModel, load_model
 
-from ..integration.engine.families import DENSE, FAMILIES, build, save  # noqa: TID252 -- tests are no package
+from ..integration.engine.families import (  # noqa: TID252 -- tests are no package
+    DENSE,
+    EXPERTS,
+    FAMILIES,
+    HYBRIDS,
+    LATENT,
+    LATENT_EXPERTS,
+    build,
+    save,
+)
 from ..integration.engine.test_adapter_families import change  # noqa: TID252 -- as above
 from .family_logits import BLOCK, BLOCKS, LONGEST, SPANS, expected, prompts, rows_until, step
 
-# Separate and stacked projections, rotary pairs in another order, matrices that are stored transposed, parallel layers.
-_FEW = ("llama", "phi3", "gpt2", "falcon-new")
+# Separate and stacked projections, rotary pairs in another order, matrices that are stored transposed, parallel layers,
+# latents of queries, inputs of a gated delta net.
+_FEW = ("llama", "phi3", "gpt2", "falcon-new", "deepseek_v3", "qwen3_next")
 
+_CHOOSE = re.compile(r"router|\.gate$|shared_expert_gate")
+# Its changed weights enlarge errors of rounding a hundredfold in one step, also when they are merged.
+_ILL_CONDITIONED = {"granitemoe-shared": 1e-3}
+_ALL = FAMILIES | DENSE | EXPERTS | LATENT | LATENT_EXPERTS | HYBRIDS
 # Transformers takes other divisors for prompts as short as these.
-_NAMES = [name for name in (*FAMILIES, *DENSE) if name != "phi3-long"]
+_NAMES = [name for name in _ALL if name != "phi3-long"]
 
 
 @pytest.mark.timeout(600)
@@ -31,9 +46,9 @@ _NAMES = [name for name in (*FAMILIES, *DENSE) if name != "phi3-long"]
 )
 def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
     """In steps that some sequences share with the model itself."""
-    model = build((FAMILIES | DENSE)[name])
+    model = build(_ALL[name])
     save(model, tmp_path / "model")
-    changed = change(model, tmp_path / "adapter")
+    changed = change(model, tmp_path / "adapter", _CHOOSE)
     loaded = load_model(str(tmp_path / "model"))
     assert isinstance(loaded, LoadedModel)
     backend = CudaBackend.create(
@@ -51,4 +66,5 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
         given = replace(step(tokens, rows, first, end, len(backend.layout.groups)), adapter=slots)
         for found, slot, one, other in zip(backend.logits(given), slots, with_adapter, without, strict=False):
             wanted = one if slot >= 0 else other
-            np.testing.assert_allclose(found, wanted, atol=2e-4 * np.abs(wanted).max() + 2e-5)
+            bound = _ILL_CONDITIONED.get(name, 2e-4)
+            np.testing.assert_allclose(found, wanted, atol=bound * np.abs(wanted).max() + 2e-5)

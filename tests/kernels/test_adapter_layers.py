@@ -10,8 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.support.adapters import ALL, merged, random_adapter
+from tests.support.adapters import merged, random_adapter
+from tests.support.latent import latent_weights
 
+from octavo_inference.backends.cuda.adapter_layout import FIELDS
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.backends.cuda.launch_list import record
@@ -23,14 +25,20 @@ from octavo_inference.core.gather import gather
 from octavo_inference.core.model_input import Float32, PromptScores, RowStep
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.models.adapter import Adapter
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
 
 from ..unit.engine.echo import CONFIG, Runner, Ticks, tiny_model  # noqa: TID252 -- tests are no package
 from .dense_models import BIASES, DENSE_MODELS, dense_model
+from .mixtures import EXPERTS, mixture_model
 from .test_engine import BLOCK, LONGEST, Model, with_everything
-from .test_expert_layers import step
+from .test_expert_layers import made_of, step
+from .test_latent import CONFIGS as LATENTS
+from .test_latent import with_mixture as latent_mixture
+from .test_state_engine import model as state_model
 
 NONE = -1
+SOME = ("experts.gate", "experts.up", "experts.down")
 FLAGS = ("parallel, two norms", "learned positions", "layers of unlike sizes", "ALiBi")
 
 
@@ -52,10 +60,18 @@ def gated_outputs() -> Model:
     return replace(config, attention_gate=True), replace(weights, layers=layers)
 
 
+def latent_model(config: ModelConfig) -> Model:
+    return config, latent_weights(config, np.random.default_rng(0))
+
+
 MODELS: dict[str, Callable[[], Model]] = {
     "everything": full_attention,
     "gated outputs": gated_outputs,
     **{name: partial(dense_model, **DENSE_MODELS[name]) for name in FLAGS},
+    **{f"experts: {name}": partial(mixture_model, name) for name in EXPERTS},
+    **{f"latents: {name}": partial(latent_model, config) for name, config in LATENTS.items()},
+    "latents with experts": latent_mixture,
+    **{f"states: {name}": partial(state_model, name) for name in ("granite", "falcon", "qwen", "lfm2")},
 }
 
 
@@ -72,19 +88,30 @@ def cuda(
 
 
 def reference(model: Model) -> ReferenceBackend:
-    return ReferenceBackend(*model, num_blocks=32, block_size=BLOCK, max_model_len=LONGEST)
+    slots = 4 if model[0].state is not None else 0
+    return ReferenceBackend(*model, num_blocks=32, block_size=BLOCK, max_model_len=LONGEST, state_slots=slots)
 
 
 def adapters_of(model: Model, seed: int = 1) -> list[Adapter]:
     """Of all matrices, of some, and of embedding and head; biases where the model has some."""
     rng, weights = np.random.default_rng(seed), model[1]
-    every = random_adapter(weights, rng, 3, ALL, outer=True)
-    fields = (*ALL, "attention_gate")
+    every = random_adapter(weights, rng, 3, FIELDS, outer=True)
     return [
         every,
-        random_adapter(weights, rng, 16, ("q", "v", "down", "attention_gate")),
-        random_adapter(weights, rng, 8, fields),
+        some_experts(random_adapter(weights, rng, 16, ("q", "v", "down", "attention_gate", *SOME))),
+        random_adapter(weights, rng, 8, FIELDS),
     ]
+
+
+def some_experts(adapter: Adapter) -> Adapter:
+    """Without the changes of the up of every other expert, of the down of every third, and of all of the first."""
+
+    def kept(name: str) -> bool:
+        kind, _, number = name.removeprefix("experts.").partition(".")
+        return not number or int(number) % {"gate": 99, "up": 2, "down": 3}[kind] > 0
+
+    layers = tuple({name: part for name, part in layer.items() if kept(name)} for layer in adapter.layers)
+    return replace(adapter, layers=layers)
 
 
 def with_slots(given: RowStep, slots: Sequence[int]) -> RowStep:
@@ -111,10 +138,10 @@ def close(found: Float32, wanted: Float32) -> None:
 
 
 def story(slots: Sequence[int]) -> list[RowStep]:
-    """Prompts, then two tokens of each: of the first in a step with a chunk of a prompt."""
+    """Prompts, then two tokens of each, and a third of the first alone."""
     lengths = [9, 3, 5, 1][: len(slots)]
-    steps = [step(lengths), step(lengths, computed=1), step([length + 1 for length in lengths], computed=1)]
-    return [with_slots(one, slots) for one in steps]
+    steps = [step(lengths), *(step([length + n for length in lengths], computed=1) for n in range(2))]
+    return [*(with_slots(one, slots) for one in steps), with_slots(step([lengths[0] + 2], computed=1), slots[:1])]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -125,6 +152,40 @@ def test_a_mixed_batch_equals_merged_weights(name: str) -> None:
     steps = story([1, 0, NONE, 2])
     for one, wanted in zip(steps, expected(model, adapters, steps), strict=True):
         close(backend.logits(one), wanted)
+
+
+@pytest.mark.parametrize("kind", ["mxfp4", "int4"])
+def test_experts_of_few_bits_are_changed(kind: str) -> None:
+    model = mixture_model("softmax", made_of(kind))
+    adapters = adapters_of(model)
+    backend = cuda(model, adapters)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, adapters, steps), strict=True):
+        close(backend.logits(one), wanted)
+
+
+def test_rows_without_an_adapter_are_what_they_are_alone() -> None:
+    """Bit by bit."""
+    model = mixture_model("not normalized, a gated shared MLP")
+    changed, plain = cuda(model, adapters_of(model)), cuda(model)
+    for one in story([NONE, 0, NONE, 1]):
+        without = replace(one, adapter=np.empty(0, np.int32))
+        found, wanted = changed.logits(one), plain.logits(without)
+        rows = one.adapter < 0
+        assert np.array_equal(found[rows], wanted[rows])
+        assert np.abs(found - wanted)[~rows].max(initial=1) > 0.1
+
+
+def test_an_adapter_of_too_many_experts_is_refused() -> None:
+    """A slot has room for the experts of a token with the largest rank, or for all of them with a part of it."""
+    model = mixture_model()
+    backend, rng = cuda(model, rank=16), np.random.default_rng(0)
+    every = random_adapter(model[1], rng, 16, FIELDS, outer=True)
+    with pytest.raises(ModelError, match=r"it takes .* a slot has .* max_adapter_rank 16; set that to (24|32)"):
+        backend.prepare_adapter(every)
+    few = tuple({n: p for n, p in layer.items() if not n.endswith((".0", ".2", ".4"))} for layer in every.layers)
+    backend.prepare_adapter(replace(every, layers=few))
+    backend.prepare_adapter(random_adapter(model[1], rng, 8, FIELDS, outer=True))
 
 
 @pytest.mark.parametrize("capture", [None, record], ids=["lists of launches", "graphs"])
@@ -157,12 +218,13 @@ def test_recorded_steps_follow_what_the_slots_hold(capture: Any) -> None:
     assert emptied == plain
 
 
-def test_a_step_without_adapters_launches_what_it_does_without_slots() -> None:
+@pytest.mark.parametrize("model", [tiny_model(), mixture_model()], ids=["dense", "experts"])
+def test_a_step_without_adapters_launches_what_it_does_without_slots(model: Model) -> None:
     def described(value: Any) -> Any:
         return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else value
 
     def launched(slots: int, adapter: Sequence[int]) -> list[Any]:
-        backend = cuda(tiny_model(), slots=slots)
+        backend = cuda(model, slots=slots)
         backend.launch(with_slots(step([9, 3]), adapter)).collect()
         [found] = backend._lists._lists.values()
         launches = [cast("partial[object]", launch) for launch in found.launches]

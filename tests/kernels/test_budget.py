@@ -27,6 +27,8 @@ from octavo_inference.model_loader import LoadedModel, TextModel
 from octavo_inference.models.shard import shard
 
 from ..unit.engine.echo import tiny_model  # noqa: TID252 -- tests are no package
+from .mixtures import mixture_model
+from .test_engine import Model
 
 GIB = 2**30
 SETTINGS: dict[str, Any] = {
@@ -44,8 +46,8 @@ def card(free: float = 8.0) -> Device:
     return Device(torch.device("cpu"), "a card", (9, 0), 132, 8 * GIB, int(free * GIB))
 
 
-def model() -> LoadedModel:
-    config, weights = tiny_model()
+def model(given: Model | None = None) -> LoadedModel:
+    config, weights = given or tiny_model()
     return LoadedModel(
         TextModel("tiny", Path("tiny"), config, lambda: pytest.fail("no words are needed")), config, weights
     )
@@ -68,13 +70,21 @@ def tensors(value: object) -> Iterator[torch.Tensor]:
         yield from tensors(vars(value))
 
 
+ADAPTERS = {"max_loaded_adapters": 3, "max_adapter_rank": 20}
+
+
 @pytest.mark.parametrize(
-    "given",
-    [{}, {"kv_dtype": "int8"}, {"max_loaded_adapters": 3, "max_adapter_rank": 20}],
-    ids=["plain", "int8", "adapters"],
+    ("given", "of"),
+    [
+        ({}, tiny_model()),
+        ({"kv_dtype": "int8"}, tiny_model()),
+        (ADAPTERS, tiny_model()),
+        (ADAPTERS, mixture_model("not normalized, a gated shared MLP")),
+    ],
+    ids=["plain", "int8", "adapters", "adapters of experts"],
 )
-def test_the_plan_is_what_is_allocated(given: dict[str, Any]) -> None:
-    built = build_cuda(EngineSettings(**SETTINGS, **given), model(), card())
+def test_the_plan_is_what_is_allocated(given: dict[str, Any], of: Model) -> None:
+    built = build_cuda(EngineSettings(**SETTINGS, **given), model(of), card())
     backend, memory = built.backend, built.memory
     assert isinstance(backend, CudaBackend)
     parts = [backend._decoder, backend._sampler, backend._scorer, backend._transfer]

@@ -48,7 +48,7 @@ def test_all_is_well_in_the_interpreter(check: Run, tmp_path: Path) -> None:
     assert report["interpreted"]
 
 
-@pytest.mark.parametrize("kernel", ["attend", "rms_norm"])
+@pytest.mark.parametrize("kernel", ["attend", "rms_norm", "adapters of experts"])
 def test_a_kernel_is_well_in_the_interpreter(check: Run, tmp_path: Path, kernel: str) -> None:
     assert check(part="kernels", only=[kernel]) == 0
     report = json.loads((tmp_path / "check.json").read_text())

@@ -197,6 +197,8 @@ def planned(settings: EngineSettings, needs: MemoryNeeds, device: Device) -> tup
         (LLAMA_8B, "act-order", 1, {"dtype": "bfloat16"}),
         (LLAMA_8B, "fp8 blocks", 1, {"profile": "throughput"}),
         (MOE, "bf16", 1, {}),
+        (MOE, "q4_k", 1, {"adapters": {"maxLoaded": 8, "maxRank": 64}, "profile": "throughput"}),
+        (FEW_EXPERTS, "bf16", 1, {"adapters": {"maxLoaded": 3, "maxRank": 16}}),
         (MOE, "q4_k", 1, {"profile": "throughput"}),
         (FEW_EXPERTS, "bf16", 4, {"profile": "throughput", "quantization": "fp8"}),
         (FEW_EXPERTS, "bf16", 1, {"profile": "latency", "maxModelLen": 5000}),

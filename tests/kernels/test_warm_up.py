@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
         pytest.param("auto nvfp4 llama", marks=pytest.mark.full),
         pytest.param("auto fp8-blocks llama", marks=pytest.mark.full),
         pytest.param("auto auto granite qwen-next lfm2", marks=pytest.mark.full),
-        pytest.param("auto auto experts", marks=pytest.mark.full),
+        pytest.param("auto auto experts deepseek", marks=pytest.mark.full),
         pytest.param("auto auto command-r olmo bloom llama-4 command-r:2", marks=pytest.mark.full),
         "auto mxfp4 experts",
         "int8 gguf llama",  # all products by our kernels, where dense ones are the library's

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from bench.gpu.checked_models import BLOOM, GEMMA, MIXTURE, OLMO, QWEN3, SMOLLM2, random_weights
+from bench.gpu.checked_models import BLOOM, DEEPSEEK, GEMMA, MIXTURE, OLMO, QWEN3, SMOLLM2, random_weights
 from bench.gpu.null_gpu import NullGpu
 from octavo_inference.backends.cuda.aot.formats import FORMATS, zeros
 from octavo_inference.backends.cuda.backend import CudaBackend
@@ -56,6 +56,7 @@ MODELS = {
         QWEN3, **SMALL, chunks=(64, None), rotated=(True, False), qk_norm_rotated=True, query_temperature=(64.0, 0.1),
         activation="xielu", gated=False,
     ),
+    "deepseek": replace(DEEPSEEK, **SMALL),
     "experts": replace(MIXTURE, **SMALL, experts=Experts(count=16, chosen=4, intermediate=384)),
 }  # fmt: skip
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bench.gpu.cases import adapters, attention, elementwise, experts, latent, linear, sampling, state_layers
+from bench.gpu.cases import (
+    adapted_experts,
+    adapters,
+    attention,
+    elementwise,
+    experts,
+    latent,
+    linear,
+    sampling,
+    state_layers,
+)
 from bench.gpu.cases.case import Case
 
 
 def every() -> list[Case]:
     """All cases, by kernel."""
-    groups = (elementwise, attention, latent, state_layers, linear, experts, adapters, sampling)
+    groups = (elementwise, attention, latent, state_layers, linear, experts, adapters, adapted_experts, sampling)
     return [case for group in groups for case in group.CASES]
 
 

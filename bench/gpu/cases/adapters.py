@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.cases.case import Case, Pair, Place, Trial, rounding, size_of
-from octavo_inference.backends.cuda.adapter_layout import AdaptedMatrix
+from octavo_inference.backends.cuda.adapter_layout import AdaptedMatrix, padded
 from octavo_inference.backends.cuda.adapters import DeviceAdapters
 from octavo_inference.backends.cuda.buffers import StepBuffers, StepLimits, adapter_shapes
 from octavo_inference.backends.cuda.inputs import Inputs
@@ -65,7 +65,7 @@ class AdaptedRows:
         given = [self._adapter(rng, matrix) for _ in range(adapters)]
         for slot, one in enumerate(given):
             device.load(slot, device.prepare(one))
-        step, adapter = _step(place, rows, adapters)
+        step, adapter = step_of(place, rows, adapters)
         x = place.ints([n % columns for n in range(rows)]) if by_ids else place.randn(rows, columns)
         base = place.randn(rows, sum(parts), dtype=torch.float32 if by_ids else None)
         out = place.empty(rows, sum(parts), dtype=base.dtype)
@@ -83,7 +83,7 @@ class AdaptedRows:
             return [(out, base.float() + (2.0 * change() if by_ids else change()))]
 
         bound = rounding(place.dtype, 2.0)
-        return Trial(launch, pairs, bound, size_of(x, out, out) + adapters * matrix.elements(self.rank))
+        return Trial(launch, pairs, bound, size_of(x, out, out) + adapters * padded(self.rank) * matrix.rank_elements)
 
     def _adapter(self, rng: np.random.Generator, matrix: AdaptedMatrix) -> Adapter:
         def change(count: int) -> LowRank:
@@ -96,7 +96,7 @@ class AdaptedRows:
         return Adapter("", (changes,), embedding)
 
 
-def _step(place: Place, rows: int, adapters: int) -> tuple[Inputs, Tensor]:
+def step_of(place: Place, rows: int, adapters: int) -> tuple[Inputs, Tensor]:
     """A step of one token of each row, and the slots of their adapters: every ninth row has none."""
     none = place.ints([])
     step = Inputs(none, place.ints(range(rows + 1)), *(none,) * 8, tokens=rows, kind="decodes")
@@ -107,9 +107,6 @@ def _changed(place: Place, matrix: AdaptedMatrix, adapters: list[Adapter], slots
     """The changes of all rows, by numbers in the type of activations."""
     found = torch.zeros(len(slots), sum(matrix.rows), device=place.device)
 
-    def numbers(values: np.ndarray) -> Tensor:
-        return torch.from_numpy(values).to(place.device, place.dtype).float()
-
     for slot, one in enumerate(adapters):
         rows = [row for row, own in enumerate(slots) if own == slot]
         start = 0
@@ -117,7 +114,7 @@ def _changed(place: Place, matrix: AdaptedMatrix, adapters: list[Adapter], slots
             change = one.embedding if field == "embedding" else one.layers[0][field]
             if change is None:
                 continue
-            down, up = numbers(change.down), numbers(change.up)
+            down, up = place.numbers(change.down), place.numbers(change.up)
             products = down.T[x[rows].long()] if matrix.by_column else x[rows].float() @ down.T
             found[rows, start : start + count] = products @ up.T
             start += count

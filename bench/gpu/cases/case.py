@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
@@ -47,6 +49,10 @@ class Place:
     def weight(self, size: int) -> Tensor:
         """Norm weights from 0.5 to 1.5."""
         return torch.rand(size, device=self.device) + 0.5
+
+    def numbers(self, values: NDArray[np.float32]) -> Tensor:
+        """Given values, rounded to the type of activations, in float32."""
+        return torch.from_numpy(values).to(self.device, self.dtype).float()
 
     def ints(self, values: Sequence[int], dtype: torch.dtype = torch.int32) -> Tensor:
         """A vector of given values."""

@@ -143,7 +143,8 @@ def sorted_choices(place: Place, mixture: Mixture, tokens: int) -> Trial:
 class Products:
     """Gate, up and activation of the choices of tokens, or with `down` the product that follows.
 
-    A `tile` also says which kernel it is; by default both are those that the layers choose.
+    `adapted`: numbers are added before the activation, to every other choice. A `tile` also says which kernel it is; by
+    default both are those that the layers choose.
     """
 
     layout: str
@@ -151,9 +152,11 @@ class Products:
     tokens: int
     down: bool = False
     tile: GemvTile | LinearTile | None = None
+    adapted: bool = False
 
     def __str__(self) -> str:
-        return f"{self.layout} {self.mixture.name} T={self.tokens} {'down' if self.down else 'gate_up'}"
+        name = "down" if self.down else "gate_up"
+        return f"{self.layout} {self.mixture.name} T={self.tokens} {name}{' adapted' * self.adapted}"
 
     @property
     def few(self) -> bool:
@@ -190,6 +193,7 @@ class Products:
         limit = mixture.clamp or 0.0
         few = self.few and suits(x, made.matrix)
         bias = place.randn(len(made.matrix.values), dtype=torch.float32) if mixture.clamp else None
+        added = place.randn(ids.numel(), sides * units), place.ints([n % 2 - 1 for n in range(ids.numel())])
         if not few and place.device.type != "meta":
             sort_by_expert(ids, place.empty(count, dtype=torch.int32), places, blocks, rows=rows)
 
@@ -197,12 +201,12 @@ class Products:
             if few:
                 expert_gemv(
                     x, made.matrix, bias, out, ids, None, sides=sides, activation=activation, limit=limit,
-                    tile=gemv_tile,
+                    added=added if self.adapted else None, tile=gemv_tile,
                 )  # fmt: skip
             else:
                 expert_linear(
                     x, made.matrix, bias, out, places, blocks, None, experts=count, rows=rows, sides=sides,
-                    activation=activation, limit=limit, tile=linear_tile,
+                    activation=activation, limit=limit, added=added if self.adapted else None, tile=linear_tile,
                 )  # fmt: skip
 
         def pairs() -> list[Pair]:
@@ -214,6 +218,8 @@ class Products:
                 sums[own] = (given[own] @ matrix.T).view(-1, sides, units)
             if bias is not None:
                 sums = sums + bias.view(count, sides, units)[ids.flatten().long()]
+            if self.adapted:
+                sums = sums + (added[0].float() * (added[1] >= 0)[:, None]).view(sums.shape)
             if self.down:
                 return [(out, sums[:, 0])]
             gate, up = sums[:, 0], sums[:, 1]
@@ -256,8 +262,16 @@ PRODUCTS = [
         for tokens in (1, 64, 2048)
         for down in (False, True)
     ),
+    *(
+        Products(layout, mixture, tokens, adapted=True)
+        for layout, mixture in (("dense", QWEN3_30B), ("fp4 mxfp4", GPT_OSS))
+        for tokens in (1, 64)
+    ),
 ]
 QUICK = {
+    "dense Qwen3-30B-A3B T=64 gate_up adapted",
+    "fp4 mxfp4 gpt-oss-20b T=1 gate_up adapted",
+    "fp4 mxfp4 gpt-oss-20b T=64 gate_up adapted",
     "dense Qwen3-30B-A3B T=1 gate_up",
     "dense Qwen3-30B-A3B T=1 down",
     "dense Qwen3-30B-A3B T=64 gate_up",

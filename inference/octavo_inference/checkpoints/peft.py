@@ -295,7 +295,7 @@ def _parts(folder: Path, changed: LayerWeights, base: dict[str, Matrix], *, repl
         if isinstance(tensor, Tensor) and isinstance(tensor.data, _Rows) and tensor.data.down is not None:
             parts[name] = LowRank(np.ascontiguousarray(tensor.data.down), np.array(tensor.data, np.float32))
     for name, tensor in fields.items():
-        if not name.endswith("_bias"):
+        if not name.endswith("_bias") or name == "state.step_bias":  # a vector of its own, which no adapter changes
             continue
         field_name = name.removesuffix("_bias")
         matrix = fields.get(field_name)

@@ -32,6 +32,7 @@ _ROUNDING, _MOST_ROUNDING = 0.06, 512 * _MIB
 _GRAPHS, _GRAPH = 64 * _MIB, 4 * _MIB
 # Of adapters: ranks are padded to a unit; few tokens have products in parts; places of a block; lists of tiles.
 _UNIT, _MOST_PARTS, _PARTED, _PLACES, _TILES = 8, 16, 8192, 64, 1 << 16
+_PARTED_CHOICES, _FEW_CHOICES, _FEW_PLACES = 2048, 256, 16
 # Flags of octavo-server that change its memory on a GPU: with one of them there is no estimate.
 _SIZING = frozenset(
     {
@@ -175,7 +176,7 @@ def _working(
         + gpu.position * longest
         + tokens * (share.token + size * share.token_elements + eight_bits)
         + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)
-        + _adapted(settings, gpu, max(tokens, rows), rows)
+        + _adapted(settings, gpu, share, max(tokens, rows), rows)
     )
 
 
@@ -192,14 +193,33 @@ def _adapters(settings: EngineSettings, share: GpuShare) -> int:
     return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
 
 
-def _adapted(settings: EngineSettings, gpu: GpuReport, tokens: int, rows: int) -> int:
+def _adapted(settings: EngineSettings, gpu: GpuReport, share: GpuShare, tokens: int, rows: int) -> int:
     """Buffers of steps with adapters: products, which few tokens have in up to 16 parts; tokens in order of slots."""
     slots = settings.max_loaded_adapters
     if not slots:
         return 0
-    products = max(tokens, min(_MOST_PARTS * tokens, _PARTED)) * _rank(settings) * gpu.adapter_products
+    products = max(tokens, min(_MOST_PARTS * tokens, _PARTED)) * _rank(settings) * share.adapter_products
     places = tokens + _PLACES * min(tokens, slots)
-    return _ID_BYTES * (products + tokens + 2 * rows + 2 * (places + slots))
+    own = _ID_BYTES * (tokens + 2 * rows + 2 * (places + slots))
+    experts = gpu.adapter_experts
+    if experts is None:
+        return own + _ID_BYTES * products
+    choices, pairs = tokens * experts.chosen, slots * experts.count
+    parted = max(choices, min(_MOST_PARTS * choices, _PARTED_CHOICES)) * _rank(settings) * experts.products
+    few = min(choices, _FEW_CHOICES * experts.count)  # more of them are in larger blocks
+    ordered = max(_block_places(few, pairs, _FEW_PLACES), _block_places(choices, pairs, _PLACES) * (few < choices))
+    ids = choices + pairs + ordered + ordered // _FEW_PLACES
+    return (
+        own
+        + _ID_BYTES * (max(products, parted) + ids)
+        + _element_bytes(settings) * choices * share.adapter_choice_elements
+    )
+
+
+def _block_places(choices: int, pairs: int, rows: int) -> int:
+    """Most places of blocks of `rows` choices of a pair of an adapter and an expert."""
+    used = min(choices, pairs)
+    return rows * (used + (choices - used) // rows)
 
 
 def graph_count(rows: int, tokens: int) -> int:

@@ -57,24 +57,22 @@ class Alternating:
         return self._backend.logits(replace(batch, adapter=np.repeat(slots, counts)))
 
 
-def targets(model: Any) -> dict[str, Any]:
-    """The linear layers inside of the decoder's layers."""
+def targets(model: Any, but: re.Pattern[str]) -> dict[str, Any]:
+    """The linear layers inside of the decoder's layers, without some."""
     return {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, (torch.nn.Linear, Conv1D))
-        and re.search(r"\.\d+\.", name)
-        and not _NO_TARGETS.search(name)
+        if isinstance(module, (torch.nn.Linear, Conv1D)) and re.search(r"\.\d+\.", name) and not but.search(name)
     }
 
 
-def change(model: Any, folder: Path) -> Any:
-    """A copy of a model with an adapter's changes, which are saved in `folder`."""
+def change(model: Any, folder: Path, but: re.Pattern[str] = _NO_TARGETS) -> Any:
+    """A copy of a model with an adapter's changes, which are saved in `folder`. `but`: modules that it leaves."""
     changed = copy.deepcopy(model)
     torch.manual_seed(1)
     tensors = {}
     with torch.no_grad():
-        for name, module in targets(changed).items():
+        for name, module in targets(changed, but).items():
             transposed = isinstance(module, Conv1D)
             rows, columns = module.weight.shape[::-1] if transposed else module.weight.shape
             down, up = torch.randn(RANK, columns) * columns**-0.5, torch.randn(rows, RANK) * 0.3

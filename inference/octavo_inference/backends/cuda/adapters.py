@@ -10,17 +10,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import AdaptedMatrix, padded_rank, slot_elements
+from octavo_inference.backends.cuda.adapter_layout import FIELDS, AdaptedMatrix, padded, rank_for, slot_elements
 from octavo_inference.backends.cuda.buffers import StepBuffers
 from octavo_inference.backends.cuda.inputs import Inputs
-from octavo_inference.backends.cuda.kernels.adapter_configs import block_rows, splits_of
+from octavo_inference.backends.cuda.kernels.adapter_choices import changed_choices
+from octavo_inference.backends.cuda.kernels.adapter_configs import block_rows, choice_rows, choice_splits, splits_of
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, HEAD, PART, UNIT
 from octavo_inference.backends.cuda.kernels.adapter_expand import expand, output_tiles
 from octavo_inference.backends.cuda.kernels.adapter_rows import spread_slots
 from octavo_inference.backends.cuda.kernels.adapter_shrink import shrink, shrink_ids
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks, sort_by_expert
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, LowRank, require_supported
+from octavo_inference.models.adapter import Adapter, LowRank, require_supported
+from octavo_protocol.adapters import MAX_ADAPTER_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,8 @@ class DeviceAdapters:
     """The slots of adapters of up to `max_rank`, and the products with those of a step's rows.
 
     Rows are first sorted by slot: those of all query tokens by `begin`, those of sample rows by `begin_samples`. Both
-    use the same buffers, since the head follows the layers. Creation allocates `adapter_layout.slots_bytes`.
+    use the same buffers, since the head follows the layers. Choices of experts are sorted in each layer, by
+    `begin_choices`. Creation allocates `adapter_layout.slots_bytes`.
     """
 
     def __init__(
@@ -55,30 +58,41 @@ class DeviceAdapters:
     ) -> None:
         self.slots, self._max_rank = slots, max_rank
         self._matrices = tuple(matrices)
-        self._places = {(matrix.layer, matrix.name): place for place, matrix in enumerate(matrices)}
+        self._places: dict[tuple[int | None, str], int] = {}
+        for place, matrix in enumerate(matrices):
+            self._places.setdefault((matrix.layer, matrix.name), place)
+        self._firsts = np.cumsum([0, *(matrix.entries for matrix in matrices)]).tolist()
         self._numbers = torch.zeros((slots, slot_elements(matrices, max_rank)), dtype=dtype, device=device)
-        self._entries = torch.zeros((slots, len(matrices), ENTRY), dtype=torch.int32, device=device)
-        tiles = {rows: output_tiles(rows, device) for rows in {matrix.rows for matrix in matrices}}
-        self._tiles = [tiles[matrix.rows] for matrix in matrices]
+        self._entries = torch.zeros((slots, self._firsts[-1], ENTRY), dtype=torch.int32, device=device)
+        tiles = {outputs: output_tiles(outputs, device) for outputs in {matrix.outputs for matrix in matrices}}
+        self._tiles = [tiles[matrix.outputs] for matrix in matrices]
         self._buffers = buffers
         self._pinned = device.type == "cuda"
 
     def prepare(self, adapter: Adapter) -> PinnedAdapter:
         """Bring an adapter into the form of a slot, in any thread. Raises `ModelError` for one that does not fit."""
-        require_supported(adapter, PLAIN_FIELDS)
+        require_supported(adapter, FIELDS)
         if adapter.rank > self._max_rank:
             raise ModelError(f"a rank of {adapter.rank}; the server takes up to {self._max_rank} (max_adapter_rank)")
         changes = [self._changes(adapter, matrix) for matrix in self._matrices]
         placed = sum(change is not None for parts in changes for change in parts)
         if placed < sum(1 for _ in adapter.parts()):
             raise ModelError("it changes matrices that the model does not have")
+        if any(matrix.heads and _biased(change) for matrix, change in zip(self._matrices, changes, strict=True)):
+            raise ModelError("it has biases of kv_b_proj, which latent attention has no place for")
         size = sum(_elements(matrix, change) for matrix, change in zip(self._matrices, changes, strict=True))
+        if size > self._numbers.shape[1]:
+            raise ModelError(self._too_large(size))
         numbers = torch.zeros(size, dtype=self._numbers.dtype, pin_memory=self._pinned)
         entries = torch.zeros(self._entries.shape[1:], dtype=torch.int32, pin_memory=self._pinned)
         at = 0
-        for matrix, change, entry in zip(self._matrices, changes, entries.numpy(), strict=True):
+        for matrix, change, first in zip(self._matrices, changes, self._firsts[:-1], strict=True):
             end = at + _elements(matrix, change)
-            _fill(matrix, change, numbers[at:end], at, entry)
+            own = entries.numpy()[first : first + matrix.entries]
+            if matrix.heads:
+                _fill_heads(matrix, change[0], numbers[at:end], at, own)
+            else:
+                _fill(matrix, change, numbers[at:end], at, own[0])
             at = end
         return PinnedAdapter(numbers, entries)
 
@@ -115,10 +129,74 @@ class DeviceAdapters:
         matrix = self._matrices[place]
         products = self._products(matrix, len(x), splits_of(len(x), matrix.columns, x.dtype))
         places, blocks = self._blocks(len(x))
-        entries = self._entries[:, place]
-        shrink(x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2])
+        entries = self._of(place)
+        block = block_rows(len(x), x.dtype)
+        shrink(x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2], block=block)
         expand(
-            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank
+            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
+            block=block,
+        )  # fmt: skip
+
+    def add_heads(self, layer: int, name: str, x: Torch, out: Torch) -> None:
+        """Add the changes of each head to its products, x [M, heads, K] and out [M, heads, N] at any stride.
+
+        M rows were sorted last.
+        """
+        place, (rows, heads, _) = self._places[layer, name], out.shape
+        ranks = padded(self._max_rank)
+        products = self._buffers.adapter_products[: heads * rows * ranks].view(heads, rows, ranks)
+        places, blocks = self._blocks(rows)
+        given, block = self._of(place), block_rows(rows, x.dtype)
+        shrink(x, places, blocks, given, self._numbers, products, most_ranks=ranks, block=block, heads=True)
+        expand(
+            products, places, blocks, given, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
+            block=block, heads=True,
+        )  # fmt: skip
+
+    def begin_choices(self, layer: int, ids: Torch, experts: int) -> Torch:
+        """Sort the choices ids [T, chosen] of a layer's `experts` by slot and expert.
+
+        Returns their keys [T * chosen], below 0 for those that no adapter changes. Valid until the next layer.
+        """
+        keys = self._buffers.adapter_choices[: ids.numel()]
+        entries = self._of(self._places[layer, "experts"])
+        changed_choices(ids, self._buffers.adapter_slots[: len(ids)], entries, keys, experts=experts)
+        buffers = self._buffers
+        sort_by_expert(
+            keys, buffers.adapter_choice_totals, buffers.adapter_choice_places, buffers.adapter_choice_blocks,
+            rows=choice_rows(len(keys), experts, self._numbers.dtype),
+        )  # fmt: skip
+        return keys
+
+    def add_choices(
+        self,
+        layer: int,
+        name: str,
+        x: Torch,
+        out: Torch,
+        *,
+        experts: int,
+        x_weights: Torch | None = None,
+        new: bool = False,
+    ) -> None:
+        """Add the changes of choices to their products with the matrices of `experts`, out [T * chosen, rows].
+
+        x [T * chosen, columns], or [T, columns] with the row of a token for all of its choices. x_weights [T * chosen]
+        float32 are factors of rows of x. `new`: `out` has no products yet.
+        """
+        place, choices = self._places[layer, name], len(out)
+        matrix, buffers = self._matrices[place], self._buffers
+        products = self._products(matrix, choices, choice_splits(choices, matrix.columns))
+        block = choice_rows(choices, experts, x.dtype)
+        blocks = buffers.adapter_choice_blocks[: most_blocks(choices, self.slots * experts, block)]
+        places, entries = buffers.adapter_choice_places, self._of(place)
+        shrink(
+            x, places, blocks, entries, self._numbers, products, most_ranks=products.shape[2], block=block,
+            experts=experts, x_weights=x_weights,
+        )  # fmt: skip
+        expand(
+            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
+            block=block, experts=experts, new=new,
         )  # fmt: skip
 
     def add_embedding(self, tokens: Torch, out: Torch, scale: float) -> None:
@@ -126,11 +204,26 @@ class DeviceAdapters:
         place = self._places[None, "embedding"]
         products = self._products(self._matrices[place], len(tokens), 1)
         places, blocks = self._blocks(len(tokens))
-        entries, slots = self._entries[:, place], self._buffers.adapter_slots[: len(tokens)]
+        entries, slots = self._of(place), self._buffers.adapter_slots[: len(tokens)]
         shrink_ids(tokens, slots, entries, self._numbers, products, factor=scale, most_ranks=products.shape[2])
         expand(
-            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank
+            products, places, blocks, entries, self._numbers, self._tiles[place], out, max_rank=self._max_rank,
+            block=block_rows(len(tokens), self._numbers.dtype),
         )  # fmt: skip
+
+    def _of(self, place: int) -> Torch:
+        """The entries of a matrix in all slots, and of those behind it."""
+        return self._entries[:, self._firsts[place]]
+
+    def _too_large(self, size: int) -> str:
+        """Why an adapter of so many numbers has no room."""
+        own, most = (n * self._numbers.element_size() / 2**20 for n in (size, self._numbers.shape[1]))
+        needed = rank_for(self._matrices, size)
+        fix = f"set that to {needed}" if needed <= MAX_ADAPTER_RANK else "train it with a lower rank, or fewer experts"
+        return (
+            f"it takes {own:.1f} MiB and a slot has {most:.1f} MiB: it changes more experts than have room with "
+            f"max_adapter_rank {self._max_rank}; {fix}"
+        )
 
     def _changes(self, adapter: Adapter, matrix: AdaptedMatrix) -> list[LowRank | None]:
         """The changes of a matrix's parts."""
@@ -139,7 +232,7 @@ class DeviceAdapters:
         return [given.get(field) for field in matrix.fields]
 
     def _products(self, matrix: AdaptedMatrix, rows: int, splits: int) -> Torch:
-        width = len(matrix.rows) * padded_rank(self._max_rank)
+        width = len(matrix.rows) * padded(self._max_rank)
         return self._buffers.adapter_products[: splits * rows * width].view(splits, rows, width)
 
     def _sort(self, slots: Torch) -> None:
@@ -160,17 +253,34 @@ class DeviceAdapters:
 def _elements(matrix: AdaptedMatrix, changes: Sequence[LowRank | None]) -> int:
     """Numbers of a matrix's changes."""
     found = [change for change in changes if change is not None]
-    ranks = [padded_rank(change.rank) for change in found]
+    ranks = [padded(change.rank) for change in found]
     up = sum(len(change.up) * rank for change, rank in zip(found, ranks, strict=True))
-    return sum(ranks) * matrix.columns + up + (_bias_elements(matrix) if _biased(changes) else 0)
+    return sum(ranks) * matrix.columns + up + (padded(sum(matrix.rows)) if _biased(changes) else 0)
 
 
 def _biased(changes: Sequence[LowRank | None]) -> bool:
     return any(change is not None and change.bias is not None for change in changes)
 
 
-def _bias_elements(matrix: AdaptedMatrix) -> int:
-    return -(-sum(matrix.rows) // UNIT) * UNIT
+def _fill_heads(
+    matrix: AdaptedMatrix, change: LowRank | None, numbers: Torch, start: int, entries: NDArray[np.int32]
+) -> None:
+    """Write the change of a matrix by heads to `numbers`, zeros that begin at `start` of the run, and its entries."""
+    if change is None or change.rank == 0:
+        return
+    rank, heads = padded(change.rank), matrix.heads
+    each = matrix.rows[0] // heads * rank  # numbers of a head
+    shared, own = numbers[: rank * matrix.columns], numbers[rank * matrix.columns :]
+    down, up = torch.from_numpy(change.down), torch.from_numpy(change.up).view(heads, -1, change.rank)
+    if matrix.transposed:
+        shared.view(matrix.columns, rank)[:, : change.rank].copy_(down.T)
+        own.view(heads, rank, -1)[:, : change.rank].copy_(up.transpose(1, 2))
+    else:
+        shared.view(rank, matrix.columns)[: change.rank].copy_(down)
+        own.view(heads, -1, rank)[..., : change.rank].copy_(up)
+    places = (start + len(shared) + each * np.arange(heads)) // UNIT
+    entries[:, 0], entries[:, HEAD + 2] = (places, start // UNIT) if matrix.transposed else (start // UNIT, places)
+    entries[:, 1] = entries[:, HEAD + 1] = rank // UNIT
 
 
 def _fill(
@@ -181,7 +291,7 @@ def _fill(
     entry: NDArray[np.int32],
 ) -> None:
     """Write the changes of a matrix to `numbers`, zeros that begin at `start` of the run, and to its entry."""
-    ranks = [0 if change is None else padded_rank(change.rank) for change in changes]
+    ranks = [0 if change is None else padded(change.rank) for change in changes]
     total = sum(ranks)
     down = numbers[: total * matrix.columns]
     # Seen as [ranks, columns] in both orders of memory.

@@ -26,6 +26,7 @@ from octavo_inference.backends.cuda.decoder import Decoder
 from octavo_inference.backends.cuda.device import FP8_CAPABILITY, Device, dotted, fp8_products, watched
 from octavo_inference.backends.cuda.graphs import Capture, Graph, Graphs, first_line, graph_room, graph_sizes
 from octavo_inference.backends.cuda.inputs import Inputs, LaunchSize, Stage, size_of
+from octavo_inference.backends.cuda.kernels.adapter_configs import choice_steps
 from octavo_inference.backends.cuda.kernels.block_copy import copy_blocks
 from octavo_inference.backends.cuda.kernels.expert_configs import token_steps
 from octavo_inference.backends.cuda.kernels.tuned_configs import find_tiles
@@ -285,8 +286,11 @@ class CudaBackend:
     def warm_up(self) -> None:
         """Compile and load all kernels and capture graphs, so that the first requests do not wait for that."""
         experts = self._decoder.context.config.experts
-        changes = () if experts is None else token_steps(experts.chosen, experts.count)
-        for step in rehearsal(self._decoder.context.limits, changes):
+        limits, changes, adapted = self._decoder.context.limits, list[int](), list[int]()
+        if experts is not None:
+            changes = token_steps(experts.chosen, experts.count)
+            adapted = choice_steps(limits.tokens, experts.chosen, experts.count)
+        for step in rehearsal(limits, changes, adapted):
             self.launch(step).collect()
         self.copy_blocks([(0, 1)])
         self.from_host(self.to_host([0]), [0])

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import products_width
+from octavo_inference.backends.cuda.adapter_layout import choice_elements, choice_width, products_width
 from octavo_inference.backends.cuda.collectives import gathered_size
 from octavo_inference.backends.cuda.kernels import adapter_configs
 from octavo_inference.backends.cuda.kernels.decode_parts import (
@@ -149,6 +149,10 @@ class StepBuffers(Generic[T]):
     adapter_totals: T
     adapter_places: T
     adapter_blocks: T
+    adapter_choices: T
+    adapter_choice_totals: T
+    adapter_choice_places: T
+    adapter_choice_blocks: T
     adapter_products: T
     sampled: T
     logits: T
@@ -202,7 +206,7 @@ def buffer_shapes(
         added=by_token(config.hidden if adds_outputs(config) else 0),
         gate_up=by_token(2 * inner),
         activated=by_token(inner),
-        **expert_shapes(config, tokens, dtype),
+        **expert_shapes(config, tokens, dtype, adapted=limits.adapters > 0),
         **state_shapes(config, tokens, dtype),
         **adapter_shapes(config, limits, dtype),
         sampled=BufferShape((rows, config.hidden), dtype),
@@ -213,11 +217,12 @@ def buffer_shapes(
     )
 
 
-def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[str, BufferShape]:
-    """Buffers of mixtures of experts for steps of up to `tokens` tokens.
+def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype, *, adapted: bool) -> dict[str, BufferShape]:
+    """Buffers of mixtures of experts for steps of up to `tokens` tokens, which may be `adapted`.
 
     Logits of the router; the choices of tokens and their weights; their order by expert; rows between the products.
-    `expert_tokens` [layers, experts] int64 counts tokens for as long as the server runs.
+    `expert_outputs` first holds what adapters add to the products with gate and up. `expert_tokens` [layers, experts]
+    int64 counts tokens for as long as the server runs.
     """
     experts = config.experts or Experts(0, 0, 0)
     count, choices = experts.count, tokens * experts.chosen
@@ -235,7 +240,7 @@ def expert_shapes(config: ModelConfig, tokens: int, dtype: torch.dtype) -> dict[
         "expert_places": integers(places),
         "expert_blocks": integers(most),
         "expert_activated": BufferShape((choices, experts.intermediate), dtype),
-        "expert_outputs": BufferShape((choices, config.hidden), dtype),
+        "expert_outputs": BufferShape((choices, choice_elements(config) if adapted else config.hidden), dtype),
         "expert_tokens": integers(config.layers if count else 0, count, dtype=torch.int64),
     }
 
@@ -262,6 +267,10 @@ def adapter_shapes(config: ModelConfig, limits: StepLimits, dtype: torch.dtype) 
     rows = [adapter_configs.block_rows(step, dtype) for step in steps]
     blocks = [most_blocks(step, slots, block) for step, block in zip(steps, rows, strict=True)]
     width = products_width(config, limits.adapter_rank)
+    products = adapter_configs.products_size(tokens, width, dtype) if tokens else 0
+    choices, pairs, choice_places, choice_blocks = _choice_sizes(config.experts, limits, dtype)
+    if choices:
+        products = max(products, adapter_configs.choice_products(choices, choice_width(config, limits.adapter_rank)))
 
     def integers(count: int) -> BufferShape:
         return BufferShape((count,), torch.int32)
@@ -272,10 +281,26 @@ def adapter_shapes(config: ModelConfig, limits: StepLimits, dtype: torch.dtype) 
         "adapter_totals": integers(slots),
         "adapter_places": integers(max((b * r for b, r in zip(blocks, rows, strict=True)), default=0)),
         "adapter_blocks": integers(max(blocks, default=0)),
-        "adapter_products": BufferShape(
-            (adapter_configs.products_size(tokens, width, dtype) if tokens else 0,), torch.float32
-        ),
+        "adapter_choices": integers(choices),
+        "adapter_choice_totals": integers(pairs),
+        "adapter_choice_places": integers(choice_places),
+        "adapter_choice_blocks": integers(choice_blocks),
+        "adapter_products": BufferShape((products,), torch.float32),
     }
+
+
+def _choice_sizes(experts: Experts | None, limits: StepLimits, dtype: torch.dtype) -> tuple[int, int, int, int]:
+    """Choices of the largest step, pairs of an adapter and an expert, and most places and blocks of choices by pair."""
+    if experts is None or not limits.adapters:
+        return 0, 0, 0, 0
+    pairs, steps = (
+        limits.adapters * experts.count,
+        adapter_configs.choice_steps(limits.tokens, experts.chosen, experts.count),
+    )
+    counts = [tokens * experts.chosen for tokens in steps]
+    rows = [adapter_configs.choice_rows(count, experts.count, dtype) for count in counts]
+    blocks = [most_blocks(count, pairs, block) for count, block in zip(counts, rows, strict=True)]
+    return counts[-1], pairs, max(b * r for b, r in zip(blocks, rows, strict=True)), max(blocks)
 
 
 def sort_sizes(tokens: int, experts: Experts, dtype: torch.dtype) -> tuple[int, int]:

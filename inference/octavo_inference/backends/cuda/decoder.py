@@ -161,7 +161,7 @@ class Decoder:
             return mlp(context, number, weights, x, out, inputs)
         if context.config.experts is None:
             raise TypeError("experts of a model that has none")
-        return mixture(context, number, context.config.experts, weights, x, out)
+        return mixture(context, number, context.config.experts, weights, x, out, inputs)
 
     def _sum(self, x: Torch) -> Torch:
         """Sum the ranks' partial products."""

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.adapter_layout import adapted_matrices, products_width
+from octavo_inference.backends.cuda.adapter_layout import (
+    adapted_matrices,
+    choice_elements,
+    choice_width,
+    products_width,
+)
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, UNIT
 from octavo_inference.backends.cuda.kernels.decode_parts import shares_for
 from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
@@ -26,7 +31,7 @@ from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.layers import GatedDelta
 from octavo_inference.models.shard import shard, vocab_share
 from octavo_inference.models.weights import Weights
-from octavo_protocol.model import GpuReport, GpuShare
+from octavo_protocol.model import AdapterExperts, GpuReport, GpuShare
 
 _MOST_RANKS = 16
 # Keys of the report: dense type and quantization of the weights.
@@ -51,7 +56,18 @@ def gpu_report(weights: Weights, config: ModelConfig) -> GpuReport:
         row_elements=config.hidden,
         position=sum(4 * rope.dim for rope in ropes),
         shares=tuple(_shares(weights, config)),
-        adapter_products=products_width(config, UNIT) // UNIT,
+        adapter_experts=_adapter_experts(config),
+    )
+
+
+def _adapter_experts(config: ModelConfig) -> AdapterExperts | None:
+    experts = config.experts
+    if experts is None:
+        return None
+    return AdapterExperts(
+        count=experts.count,
+        chosen=experts.chosen,
+        products=choice_width(config, UNIT) // UNIT,
     )
 
 
@@ -112,9 +128,11 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         # Where the GPU's tensor cores multiply fp8.
         fp8=tuple(name for name, plan in plans.items() if any(part.layout.form == "fp8" for part in plan.parts)),
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
-        adapter_elements=sum(len(matrix.rows) * matrix.columns + sum(matrix.rows) for matrix in matrices),
+        adapter_elements=sum(matrix.rank_elements for matrix in matrices),
         # Biases, and the entries of matrices.
-        adapter_biases=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices),
+        adapter_biases=sum(matrix.bias_elements + 2 * ENTRY * matrix.entries for matrix in matrices),
+        adapter_products=products_width(config, UNIT) // UNIT,
+        adapter_choice_elements=choice_elements(config) - config.hidden if config.experts else 0,
     )
 
 

@@ -31,10 +31,11 @@ from octavo_inference.core.model_input import (
 _TOKENS = (*ROW_STEPS, LIBRARY_ROWS, -(-LIBRARY_ROWS // GROUPED_ROWS) * GROUPED_ROWS)
 
 
-def rehearsal(limits: StepLimits, more: Sequence[int] = ()) -> Iterator[RowStep]:
+def rehearsal(limits: StepLimits, more: Sequence[int] = (), adapted: Sequence[int] = ()) -> Iterator[RowStep]:
     """Decodes from one sequence to all, prompts from a few tokens to a whole step, each kind of sampling, and pooling.
 
-    Then the same with adapters, where steps may have some. `more`: further numbers of tokens at which kernels change.
+    Then the same with adapters, where steps may have some. `more`: further numbers of tokens at which kernels change;
+    `adapted`: those at which kernels of adapters do.
     All sequences write to block 0: no request owns a block yet. They use slot 0 of adapters, which is empty.
     """
     yield _step([1], limits, "all")
@@ -49,7 +50,7 @@ def rehearsal(limits: StepLimits, more: Sequence[int] = ()) -> Iterator[RowStep]
     yield _adapted(_step([1], limits, "all"))
     for count in row_steps(rows):
         yield _adapted(_step([1] * count, limits, "greedy"))
-    for tokens in row_steps(limits.tokens):
+    for tokens in sorted({min(n, limits.tokens) for n in (*row_steps(limits.tokens), *more, *adapted)}):
         yield _adapted(_step(_cut(tokens, limits), limits, "greedy"))
 
 

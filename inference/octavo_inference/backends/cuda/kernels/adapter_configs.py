@@ -54,6 +54,29 @@ def products_size(rows: int, width: int, dtype: torch.dtype) -> int:
     return max(step * splits_of(step, 1 << 30, dtype) for step in row_steps(rows)) * width
 
 
+def choice_rows(choices: int, experts: int, dtype: torch.dtype) -> int:
+    """Rows of a block of choices, which have one adapter and one expert: by the choices of an expert on average."""
+    return block_rows(-(-choices // experts), dtype)
+
+
+def choice_splits(choices: int, columns: int) -> int:
+    """As `splits_of`, for rows of choices: few of them fill a block."""
+    wanted = min(_MOST_SPLITS, _PROGRAMS // -(-choices // _FEW_ROWS), columns // _LEAST_COLUMNS)
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def choice_products(choices: int, width: int) -> int:
+    """Elements that the products of up to so many choices of `width` ranks take, split."""
+    return max(choices, min(_MOST_SPLITS * choices, _PROGRAMS * _FEW_ROWS)) * width
+
+
+def choice_steps(tokens: int, chosen: int, experts: int) -> list[int]:
+    """Numbers of tokens up to `tokens`, one for each configuration of choices."""
+    halves = [_PROGRAMS // splits * _FEW_ROWS for splits in (16, 8, 4, 2)]
+    most = tokens * chosen
+    return sorted({max(1, min(step, most) // chosen) for step in (*halves, _FEW * experts, most)})
+
+
 def shrink_tile(block: int, dtype: torch.dtype) -> ShrinkTile:
     """The tile for blocks of `block` rows."""
     if dtype == torch.float32:

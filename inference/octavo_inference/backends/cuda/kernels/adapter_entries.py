@@ -15,7 +15,7 @@ whatever the rank is. Ranks are padded to that with zeros.
 UNIT = 8
 HEAD, PART = 4, 4
 """Integers of an entry for the matrix, and for each part."""
-MOST_PARTS = 4
+MOST_PARTS = 6  # inputs of a gated delta net
 ENTRY = HEAD + MOST_PARTS * PART
 TILE, TILE_FIELDS = 128, 4
 """Rows of `up` in a tile of outputs, and the integers that describe a tile."""

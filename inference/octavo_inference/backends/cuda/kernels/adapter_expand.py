@@ -15,12 +15,11 @@ from torch import Tensor as Torch
 
 from octavo_inference.backends.cuda.kernels.adapter_configs import (
     MOST_ACROSS,
-    block_rows,
     expand_outputs,
     expand_ranks,
     expand_warps,
 )
-from octavo_inference.backends.cuda.kernels.adapter_entries import HEAD, PART, TILE, TILE_FIELDS, UNIT
+from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, HEAD, PART, TILE, TILE_FIELDS, UNIT
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.launch_configs import dot_type
 
@@ -40,18 +39,25 @@ def output_tiles(rows: Sequence[int], device: torch.device) -> Torch:
 # fmt: off
 @triton.jit(do_not_specialize=["rows", "count"])
 def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, entries_stride, numbers_stride,
-            products_stride, y_stride, DOT: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
-            OUTPUTS: tl.constexpr, CUTS: tl.constexpr, RANKS: tl.constexpr, UNIT: tl.constexpr, HEAD: tl.constexpr,
+            products_stride, y_stride, y_head, DOT: tl.constexpr, SPLITS: tl.constexpr, ROWS: tl.constexpr,
+            OUTPUTS: tl.constexpr, CUTS: tl.constexpr, RANKS: tl.constexpr, EXPERTS: tl.constexpr,
+            HEADS: tl.constexpr, NEW: tl.constexpr, ENTRY: tl.constexpr, UNIT: tl.constexpr, HEAD: tl.constexpr,
             PART: tl.constexpr, FIELDS: tl.constexpr):
     wait_for_previous()
     block = tl.program_id(0)
-    slot = tl.load(blocks + block).to(tl.int64)
-    if slot < 0:
+    key = tl.load(blocks + block).to(tl.int64)
+    if key < 0:
         return
-    entries += slot * entries_stride
+    slot = key // EXPERTS
+    entries += slot * entries_stride + key % EXPERTS * ENTRY
     numbers += slot * numbers_stride
+    if HEADS:
+        head = tl.program_id(2).to(tl.int64)
+        entries += head * ENTRY
+        products += head * rows * products_stride
+        y += head * y_head
     biased = tl.load(entries + 3)
-    if (tl.load(entries + 1) == 0) & (biased == 0):
+    if (tl.load(entries + 1) == 0) & (biased == 0) & (not NEW):
         return
     bias = numbers + tl.load(entries + 2).to(tl.int64) * UNIT
     place = tl.load(places + block * ROWS + tl.arange(0, ROWS)).to(tl.int64)
@@ -61,7 +67,7 @@ def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, e
         part = entries + HEAD + tl.load(tile) * PART
         first, ranks = tl.load(part) * UNIT, tl.load(part + 1) * UNIT
         up = numbers + tl.load(part + 2).to(tl.int64) * UNIT
-        if (ranks > 0) | (biased > 0):
+        if (ranks > 0) | (biased > 0) | NEW:
             row = tl.load(tile + 1) + number % CUTS * OUTPUTS + tl.arange(0, OUTPUTS)
             end = tl.load(tile + 2)
             known = row < end
@@ -78,7 +84,8 @@ def _expand(products, places, blocks, entries, numbers, tiles, y, rows, count, e
             acc += tl.load(bias + row, mask=row < end * biased, other=0.0).to(tl.float32)[None, :]
             at = y + place[:, None] * y_stride + row[None, :]
             mask = present & known[None, :]
-            acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
+            if not NEW:
+                acc += tl.load(at, mask=mask, other=0.0).to(tl.float32)
             tl.store(at, acc.to(y.dtype.element_ty), mask=mask)
 # fmt: on
 
@@ -93,21 +100,27 @@ def expand(
     out: Torch,
     *,
     max_rank: int,
+    block: int,
+    experts: int = 1,
+    heads: bool = False,
+    new: bool = False,
 ) -> None:
     """Add the products of rows with the `up` of their adapters, and biases, to rows of `out`.
 
-    products [splits, M, ranks] of `shrink`; `places` to `numbers` as there. `tiles` are those of `output_tiles` for the
-    matrix. out [M, rows] of any float type, rows at any stride; rows without an adapter are not written. Adapters have
-    up to `max_rank` ranks in each part.
+    products [splits, M, ranks] of `shrink`; `places` to `numbers`, `block` and `experts` as there. `tiles` are those of
+    `output_tiles` for the matrix. out [M, rows] of any float type, rows at any stride; rows without an adapter are not
+    written. Adapters have up to `max_rank` ranks in each part. `new`: `out` has nothing yet that they are added to.
+    `heads`: out [M, heads, rows], and products and tiles are those of heads.
     """
-    splits, rows, _ = products.shape
-    block = block_rows(rows, numbers.dtype)
+    parts, rows, _ = products.shape
+    splits, across = (1, parts) if heads else (parts, 1)
     outputs = expand_outputs(block)
     cuts = TILE // outputs
     # One stage: the loop over ranks has few turns, and buffers for more would crowd out other programs.
-    _expand[(len(blocks), min(len(tiles) * cuts, MOST_ACROSS))](
+    _expand[(len(blocks), min(len(tiles) * cuts, MOST_ACROSS), across)](
         products, places, blocks, entries, numbers, tiles, out, rows, len(tiles) * cuts, entries.stride(0),
-        numbers.stride(0), products.stride(1), out.stride(0), DOT=dot_type(numbers.dtype), SPLITS=splits, ROWS=block,
-        OUTPUTS=outputs, CUTS=cuts, RANKS=expand_ranks(max_rank), UNIT=UNIT, HEAD=HEAD, PART=PART,
-        FIELDS=TILE_FIELDS, num_warps=expand_warps(block), num_stages=1, **launch_options(),
+        numbers.stride(0), products.stride(1), out.stride(0), out.stride(1) if heads else 0,
+        DOT=dot_type(numbers.dtype), SPLITS=splits, ROWS=block, OUTPUTS=outputs, CUTS=cuts,
+        RANKS=expand_ranks(max_rank), EXPERTS=experts, HEADS=heads, NEW=new, ENTRY=ENTRY, UNIT=UNIT, HEAD=HEAD,
+        PART=PART, FIELDS=TILE_FIELDS, num_warps=expand_warps(block), num_stages=1, **launch_options(),
     )  # fmt: skip

@@ -14,6 +14,7 @@ from torch import Tensor as Torch
 from octavo_inference.backends.cuda.kernels.activation import activate, clamped
 from octavo_inference.backends.cuda.kernels.dependent_launch import launch_options, wait_for_previous
 from octavo_inference.backends.cuda.kernels.expert_configs import expert_gemv_tile
+from octavo_inference.backends.cuda.kernels.expert_linear import Added
 from octavo_inference.backends.cuda.kernels.gemv_sums import load_weights, sums_of
 from octavo_inference.backends.cuda.kernels.launch_configs import GemvTile
 from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
@@ -21,9 +22,9 @@ from octavo_inference.backends.cuda.kernels.weight_layouts import DeviceMatrix
 
 # fmt: off
 @triton.jit
-def _expert_gemv(x, w, scales, minimums, factors, levels, bias, y, ids, x_weights, n, words, groups, x_stride, y_stride,
-                 sharers, limit, FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, SIDES: tl.constexpr,
-                 ACTIVATION: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
+def _expert_gemv(x, w, scales, minimums, factors, levels, bias, y, ids, x_weights, added, keys, n, words, groups,
+                 x_stride, y_stride, sharers, limit, FORM: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr,
+                 SIDES: tl.constexpr, ACTIVATION: tl.constexpr, OUTPUTS: tl.constexpr, WORDS: tl.constexpr):
     wait_for_previous()
     choice = tl.program_id(0).to(tl.int64)
     expert = tl.load(ids + choice).to(tl.int64)
@@ -42,6 +43,10 @@ def _expert_gemv(x, w, scales, minimums, factors, levels, bias, y, ids, x_weight
             sums *= tl.load(x_weights + choice)
         if bias is not None:
             sums += tl.load(bias + row, mask=unit < n, other=0.0).to(tl.float32)
+        if added is not None:
+            end = tl.where(tl.load(keys + choice) >= 0, n, 0)
+            at = added + choice * (SIDES * n) + lane % SIDES * n + unit
+            sums += tl.load(at, mask=unit < end, other=0.0).to(tl.float32)
         if SIDES == 2:
             gate, up = tl.split(sums.reshape(OUTPUTS // 2, 2))
             result = clamped(gate, up, limit) if ACTIVATION == "clamped" else activate(gate, ACTIVATION) * up
@@ -65,6 +70,7 @@ def expert_gemv(
     sides: int,
     activation: str | None,
     limit: float = 0.0,
+    added: Added | None = None,
     tile: GemvTile | None = None,
 ) -> None:
     """Write the products of choices with their experts' matrices to `out`, as `expert_linear.expert_linear` does.
@@ -80,9 +86,10 @@ def expert_gemv(
     quads = x.view(torch.int64) if x.dtype == torch.bfloat16 else x
     tile = tile or expert_gemv_tile(form, n, matrix.values.nbytes // matrix.rows)
     outputs = max(tile.outputs, sides)
+    changes, added_keys = added or (None, None)
     _expert_gemv[(choices, triton.cdiv(n * sides, outputs))](
-        quads, words, matrix.scales, matrix.minimums, matrix.factors, matrix.levels, bias, out, ids, x_weights, n,
-        words.shape[1], matrix.groups, quads.stride(0), out.stride(0), choices // len(x), limit, FORM=form,
-        GROUP=matrix.layout.group, ZERO=matrix.layout.zero, SIDES=sides, ACTIVATION=activation, OUTPUTS=outputs,
-        WORDS=tile.warps * (64 if form == "dense" else 128), num_warps=tile.warps, **launch_options(),
+        quads, words, matrix.scales, matrix.minimums, matrix.factors, matrix.levels, bias, out, ids, x_weights, changes,
+        added_keys, n, words.shape[1], matrix.groups, quads.stride(0), out.stride(0), choices // len(x), limit,
+        FORM=form, GROUP=matrix.layout.group, ZERO=matrix.layout.zero, SIDES=sides, ACTIVATION=activation,
+        OUTPUTS=outputs, WORDS=tile.warps * (64 if form == "dense" else 128), num_warps=tile.warps, **launch_options(),
     )  # fmt: skip

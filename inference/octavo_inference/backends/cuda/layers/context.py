@@ -52,6 +52,11 @@ class LayerContext:
             self.adapters.add(number, matrix, x, out)
         return out
 
+    def change_heads(self, inputs: Inputs, number: int, matrix: str, x: Torch, out: Torch) -> None:
+        """Add the changes that adapters make to the products `out` [T, heads, N] of each head's rows of x."""
+        if inputs.adapter is not None and self.adapters is not None:
+            self.adapters.add_heads(number, matrix, x, out)
+
 
 def rows_of(buffer: Torch, tokens: int, width: int) -> Torch:
     """Contiguous rows at the start of a buffer, which may be for a wider layer."""

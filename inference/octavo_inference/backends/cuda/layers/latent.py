@@ -24,12 +24,12 @@ def latent_attention(
     q_rope, absorbed, latents = buffers.q[:tokens], buffers.absorbed[:tokens], buffers.latents[:tokens]
     group, at = context.layout.place(number)
     pool, _ = context.pool.layer(at)
-    projected = weights.qkv(x, buffers.qkv[:tokens])
+    projected = context.change(inputs, number, "qkv", x, weights.qkv(x, buffers.qkv[:tokens]))
     queries, down = projected[:, : -latent.cached_dim], projected[:, -latent.cached_dim :]
     if weights.q_up is not None and weights.q_norm is not None:
         normed = buffers.query_latent[:tokens]
         normalize(queries, DeviceNorm(weights.q_norm), latent.norm_eps, normed)
-        queries = weights.q_up(normed, buffers.queries[:tokens])
+        queries = context.change(inputs, number, "q_up", normed, weights.q_up(normed, buffers.queries[:tokens]))
     latent_store(
         queries,
         down,
@@ -43,7 +43,9 @@ def latent_attention(
     )
     by_head = queries.view(tokens, -1, latent.key_dim)
     k_up = weights.k_up.view(-1, latent.nope_dim, latent.kv_rank)
-    expand_heads(by_head[..., : latent.nope_dim], k_up, absorbed)
+    unrotated = by_head[..., : latent.nope_dim]
+    expand_heads(unrotated, k_up, absorbed)
+    context.change_heads(inputs, number, "k_up", unrotated, absorbed)
     # The decodes of a mixed step run separately: one query token needs few rows per program, and split keys.
     for decodes in (True, False):
         if inputs.kind == ("prompts" if decodes else "decodes"):
@@ -65,6 +67,7 @@ def latent_attention(
     attended = buffers.attended[:tokens]
     v_up = weights.v_up.view(-1, latent.value_dim, latent.kv_rank)
     expand_heads(latents, v_up.transpose(1, 2), attended)
+    context.change_heads(inputs, number, "v_up", latents, attended)
     mixed = attended.view(tokens, -1)
     return context.change(inputs, number, "o", mixed, weights.o(mixed, buffers.projected[:tokens]))
 

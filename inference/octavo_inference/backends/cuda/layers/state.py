@@ -45,7 +45,7 @@ def state_layer(
         inputs,
         states.convolution(index),
         states.recurrent(index),
-        weights.inputs(x, buffers.state_inputs[:tokens]),
+        context.change(inputs, number, "state_inputs", x, weights.inputs(x, buffers.state_inputs[:tokens])),
         buffers.convolved[:tokens],
         buffers.state_mixed[:tokens],
         context.config.norm_eps,
@@ -57,7 +57,7 @@ def state_layer(
     else:
         before, after, values = torch.split(call.projected, layer.channels, dim=1)
         _convolve(call, values, call.mixed, (before, after))
-    return weights.output(call.mixed, out)
+    return context.change(inputs, number, "state_output", call.mixed, weights.output(call.mixed, out))
 
 
 def _mamba2(layer: Mamba2, call: _Call) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.support.adapters import ALL, merged, random_adapter
+from tests.support.adapters import ALL, merged, random_adapter, with_rows
 
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import find_device
@@ -127,11 +127,35 @@ def test_a_mixed_batch_equals_merged_weights(name: str) -> None:
         close(backend.logits(one), wanted)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_tokens_take_the_place_of_the_models(name: str) -> None:
+    """Beside low-rank changes of the same matrices and without, in one batch with rows of the model itself."""
+    model = MODELS[name]()
+    config, weights = model
+    rng = np.random.default_rng(12)
+    bare = Adapter("", ({},) * config.layers)
+    adapters = [
+        with_rows(adapters_of(model)[0], weights, rng, range(0, config.vocab, 2), range(1, config.vocab, 2)),
+        with_rows(bare, weights, rng, [3, config.vocab - 1], []),
+        with_rows(bare, weights, rng, [], range(config.vocab)),
+    ]
+    backend = cuda(model, adapters)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, adapters, steps), strict=True):
+        close(backend.logits(one), wanted)
+    backend.load_adapter(0, backend.prepare_adapter(bare))
+    backend.load_adapter(1, None)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, [bare, bare, adapters[2]], steps), strict=True):
+        close(backend.logits(one), wanted)
+
+
 @pytest.mark.parametrize("capture", [None, record], ids=["lists of launches", "graphs"])
 def test_recorded_steps_follow_what_the_slots_hold(capture: Any) -> None:
     """Adapters come, go and change places between steps; steps without any are those of the model itself."""
     model = tiny_model()
     first, second, third = adapters_of(model)
+    second = with_rows(second, model[1], np.random.default_rng(8), range(40), range(40))
     backend = cuda(model, [first, second], capture=capture)
     if backend.graphs is not None:
         backend.graphs.start()

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo_inference.backends.cuda.adapter_layout import adapted_matrices, products_width
+from octavo_inference.backends.cuda.adapter_layout import (
+    adapted_matrices,
+    products_width,
+    row_width,
+    token_rows_bytes,
+)
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, UNIT
 from octavo_inference.backends.cuda.kernels.decode_parts import shares_for
 from octavo_inference.backends.cuda.kernels.workspace import CHUNK, WORKSPACE
@@ -114,7 +119,8 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
         adapter_elements=sum(len(matrix.rows) * matrix.columns + sum(matrix.rows) for matrix in matrices),
         # Biases, and the entries of matrices.
-        adapter_biases=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices),
+        adapter_fixed=sum(sum(matrix.rows) + UNIT + 2 * ENTRY for matrix in matrices)
+        + token_rows_bytes(row_width(matrices), 2) // 2,
     )
 
 

@@ -27,8 +27,8 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     buffers of a step: `token` for each of its tokens, in addition to `token_elements` activations, `row` for each
     running request, `fixed` for all. `widest` activations of a token are kept in 8 bits, too, with those weights whose
     names are in `fp8`, and once more with those in `ordered`, which have sorted columns. A slot of an adapter has
-    `adapter_elements` for each rank of the adapter, and `adapter_biases`. With adapters, a token has `adapter_products`
-    for each rank, and a token's expert `adapter_choice_elements` activations more.
+    `adapter_elements` for each rank of the adapter, and `adapter_fixed` in addition. With adapters, a token has
+    `adapter_products` for each rank, and a token's expert `adapter_choice_elements` activations more.
     """
 
     ranks: Annotated[int, msgspec.Meta(ge=1, le=16)]
@@ -42,7 +42,7 @@ class GpuShare(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fp8: tuple[_Word, ...] = ()
     ordered: tuple[_Word, ...] = ()
     adapter_elements: _Count = 0
-    adapter_biases: _Count = 0
+    adapter_fixed: _Count = 0
     adapter_products: _Count = 0
     adapter_choice_elements: _Count = 0
 
@@ -86,8 +86,9 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     thread, `thread_bytes` in addition for each thread; the exact sizes depend on the instruction set of the node.
     `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
     it is an encoder, which computes a prompt in one step, and needs its KV in that step alone. `adapter_elements`: of
-    an adapter with a rank of 1 that changes all matrices of the layers; 0 if none can be served. `draft`: the report
-    on the draft model, which computes on CPUs only and has no part for GPUs.
+    an adapter with a rank of 1 that changes all matrices of the layers; 0 if none can be served. `adapter_fixed`: of
+    its rows of tokens, whatever its rank. `draft`: the report on the draft model, which computes on CPUs only and has
+    no part for GPUs.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=REVISION_LIMIT)] = ""
@@ -108,6 +109,7 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     state_bytes: _Count = 0
     whole_prompts: bool = False
     adapter_elements: _Count = 0
+    adapter_fixed: _Count = 0
     gpu: GpuReport | None = None
     draft: ModelReport | None = None
 

@@ -45,7 +45,7 @@ from tests.kernels.test_engine import (
     with_everything,
 )
 from tests.kernels.test_ranks import serve
-from tests.support.adapters import ALL, merged, random_adapter
+from tests.support.adapters import ALL, merged, random_adapter, with_rows
 from tests.support.latent import LATENT, latent_config, latent_weights
 from tests.unit.engine.echo import Runner, Ticks, make_runner
 
@@ -189,8 +189,13 @@ def logits(group: RankGroup, names: list[str]) -> None:
 
 
 def some_adapters(model: Model) -> list[Adapter]:
-    """Of all matrices, embedding and head; of some; and with biases."""
-    return [*adapters_of(model)[:2], random_adapter(model[1], np.random.default_rng(8), 4, ALL, bias=True)]
+    """Of all matrices, embedding and head; of some; and with biases, and rows of tokens."""
+    (config, weights), rng = model, np.random.default_rng(8)
+    biased = random_adapter(weights, rng, 4, ALL, bias=True)
+    return [
+        *adapters_of(model)[:2],
+        with_rows(biased, weights, rng, range(0, config.vocab, 2), range(1, config.vocab, 2)),
+    ]
 
 
 def adapted(group: RankGroup, names: list[str]) -> None:

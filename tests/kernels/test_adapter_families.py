@@ -13,6 +13,7 @@ import torch
 from octavo_inference.backends.cuda.backend import CudaBackend
 from octavo_inference.backends.cuda.device import find_device
 from octavo_inference.checkpoints.peft import read_adapter, stored_biases
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.model_loader import LoadedModel, load_model
 
 from ..integration.engine.families import (  # noqa: TID252 -- tests are no package
@@ -56,7 +57,8 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
         max_running=4, max_model_len=LONGEST, dtype=torch.float32, adapter_slots=2, max_adapter_rank=16,
     )  # fmt: skip
     folder, biases = tmp_path / "adapter", stored_biases(loaded.weights)
-    adapter = read_adapter(folder, loaded.config, biases, loaded.text.path, 16)
+    outer = OuterMatrices.of(loaded.weights)
+    adapter = read_adapter(folder, loaded.config, biases, outer, loaded.text.path, 16)
     backend.load_adapter(1, backend.prepare_adapter(adapter))
     tokens = prompts()
     with_adapter, without = expected(changed), expected(model)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.support.adapters import merged, random_adapter
+from tests.support.adapters import merged, random_adapter, with_rows
 from tests.support.latent import latent_weights
 
 from octavo_inference.backends.cuda.adapter_layout import FIELDS
@@ -188,11 +188,35 @@ def test_an_adapter_of_too_many_experts_is_refused() -> None:
     backend.prepare_adapter(random_adapter(model[1], rng, 8, FIELDS, outer=True))
 
 
+@pytest.mark.parametrize("name", [name for name in MODELS if ":" not in name])
+def test_rows_of_tokens_take_the_place_of_the_models(name: str) -> None:
+    """Beside low-rank changes of the same matrices and without, in one batch with rows of the model itself."""
+    model = MODELS[name]()
+    config, weights = model
+    rng = np.random.default_rng(12)
+    bare = Adapter("", ({},) * config.layers)
+    adapters = [
+        with_rows(adapters_of(model)[0], weights, rng, range(0, config.vocab, 2), range(1, config.vocab, 2)),
+        with_rows(bare, weights, rng, [3, config.vocab - 1], []),
+        with_rows(bare, weights, rng, [], range(config.vocab)),
+    ]
+    backend = cuda(model, adapters)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, adapters, steps), strict=True):
+        close(backend.logits(one), wanted)
+    backend.load_adapter(0, backend.prepare_adapter(bare))
+    backend.load_adapter(1, None)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, [bare, bare, adapters[2]], steps), strict=True):
+        close(backend.logits(one), wanted)
+
+
 @pytest.mark.parametrize("capture", [None, record], ids=["lists of launches", "graphs"])
 def test_recorded_steps_follow_what_the_slots_hold(capture: Any) -> None:
     """Adapters come, go and change places between steps; steps without any are those of the model itself."""
     model = tiny_model()
     first, second, third = adapters_of(model)
+    second = with_rows(second, model[1], np.random.default_rng(8), range(40), range(40))
     backend = cuda(model, [first, second], capture=capture)
     if backend.graphs is not None:
         backend.graphs.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from octavo_inference.backends.cuda.buffers import StepLimits, adapter_shapes
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels import adapter_configs
 from octavo_inference.backends.cuda.kernels.adapter_rows import spread_slots
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
 
 from ..unit.engine.echo import CONFIG  # noqa: TID252 -- tests are no package
 from .conftest import Record
@@ -164,6 +165,35 @@ def test_embeddings_of_tokens() -> None:
     added = 3.0 * one.embedding.merged.T[tokens.numpy()]
     added[[1, 2, 3, 4, 7]] = 0
     np.testing.assert_allclose(out.numpy() - 1, added, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_tokens_are_written_over_what_is_there(dtype: torch.dtype) -> None:
+    """More ids than a program has, rows of other adapters and without any, and biases."""
+    rng = np.random.default_rng(9)
+    torch.manual_seed(9)
+    ids = np.sort(rng.permutation(61)[:45]).astype(np.int32)
+    rows, bias = rng.standard_normal((45, 72)).astype(np.float32), rng.standard_normal(45).astype(np.float32)
+    own = replace(adapter(rng, {"q": 2}), embedding_rows=TokenRows(ids, rows), lm_head_rows=TokenRows(ids, rows, bias))
+    other = replace(own, embedding_rows=None, lm_head_rows=TokenRows(ids[:1], rows[:1]))
+    inputs = inputs_of([1, 4, 2], 1)
+    device = slots_of([adapter(rng, {"q": 2}), own, other], dtype, limits_of(8, 3, 16))
+    device.begin(inputs, torch.tensor([1, 0, 2], dtype=torch.int32))
+    tokens = torch.tensor([ids[3], *ids[:6], 0], dtype=torch.int32)
+    out, learned = torch.ones(8, 72), torch.randn(10, 72).to(dtype)
+    device.replace_embedding(tokens, out, 3.0, torch.arange(2, 10, dtype=torch.int32), learned)
+    rounded = torch.from_numpy(rows).to(dtype)
+    torch.testing.assert_close(out[0], 3 * rounded[3].float() + learned[2].float())
+    assert (out[1:] == 1).all()
+    x, logits = torch.randn(8, 72).to(dtype), torch.full((8, 70), 7.0)[:, 3:64]
+    device.replace_logits(x, logits)
+    wanted = torch.full((8, 61), 7.0)
+    wanted[0, ids] = rounded.float() @ x[0].float() + torch.from_numpy(bias)
+    wanted[5:7, ids[0]] = x[5:7].float() @ rounded[0].float()
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+    device.load(1, None)
+    device.replace_embedding(tokens, out, 3.0, torch.arange(8, dtype=torch.int32), None)
+    torch.testing.assert_close(out[0], 3 * rounded[3].float() + learned[2].float())
 
 
 def test_sample_rows_are_sorted_by_their_tokens() -> None:

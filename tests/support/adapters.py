@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
 from octavo_inference.models.weights import (
     ExpertWeights,
     LatentWeights,
@@ -67,6 +67,25 @@ def random_adapter(
     )
 
 
+def with_rows(
+    adapter: Adapter, weights: Weights, rng: np.random.Generator, ids: Sequence[int], head_ids: Sequence[int]
+) -> Adapter:
+    """The adapter with rows of its own of the embedding and of lm_head."""
+
+    def rows(ids: Sequence[int], matrix: Any, bias: Any) -> TokenRows | None:
+        if not ids:
+            return None
+        at = np.array(sorted(ids), np.int32)
+        values = rng.standard_normal((len(at), matrix.shape[1])).astype(np.float32) * _floats(matrix).std()
+        return TokenRows(at, values, None if bias is None else _floats(bias)[at])
+
+    return replace(
+        adapter,
+        embedding_rows=rows(ids, weights.embedding, None),
+        lm_head_rows=rows(head_ids, weights.lm_head, weights.head_bias),
+    )
+
+
 def merged(weights: Weights, adapter: Adapter) -> Weights:
     """The weights with an adapter's changes in them, in float32."""
     layers = tuple(_merged_part(layer, changes) for layer, changes in zip(weights.layers, adapter.layers, strict=True))
@@ -75,7 +94,16 @@ def merged(weights: Weights, adapter: Adapter) -> Weights:
         embedding = embedding + adapter.embedding.merged.T
     if adapter.lm_head is not None:
         head = head + adapter.lm_head.merged
+    embedding, head = _replaced(embedding, adapter.embedding_rows), _replaced(head, adapter.lm_head_rows)
     return replace(weights, layers=layers, embedding=_tensor(embedding), lm_head=_tensor(head))
+
+
+def _replaced(matrix: np.ndarray, own: TokenRows | None) -> np.ndarray:
+    if own is None:
+        return matrix
+    changed = matrix.copy()
+    changed[own.ids] = own.rows
+    return changed
 
 
 def _merged_part(part: Any, changes: Mapping[str, LowRank], prefix: str = "") -> Any:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from octavo_inference.checkpoints.hf_tensors import HfTensors, Triple
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.peft_config import WEIGHTS_FILE, AdapterConfig, read_adapter_config
 from octavo_inference.checkpoints.peft_experts import ExpertPairs, expert_pairs, split_fused
+from octavo_inference.checkpoints.peft_rows import OuterMatrices, WholeTensors, token_rows
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import Adapter, LowRank
@@ -142,8 +144,13 @@ def stored_biases(weights: Weights) -> Biases:
     return tuple({n: t for n, t in part_tensors(layer) if n.endswith("_bias")} for layer in weights.layers)
 
 
-def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path, max_rank: int) -> Adapter:
-    """The adapter in `folder` for the model at `model`, a file or folder. Raises `ModelError` if it does not fit."""
+def read_adapter(
+    folder: Path, config: ModelConfig, biases: Biases, outer: OuterMatrices, model: Path, max_rank: int
+) -> Adapter:
+    """The adapter in `folder` for the model at `model`, a file or folder. Raises `ModelError` if it does not fit.
+
+    `biases` and `outer` are the model's.
+    """
     settings = read_adapter_config(folder)
     if settings.base:
         log.info("%s: an adapter that was trained on %s", folder, settings.base)
@@ -157,39 +164,82 @@ def read_adapter(folder: Path, config: ModelConfig, biases: Biases, model: Path,
         checkpoint = read_checkpoint(folder)
         widest = max(config.vocab, _STACKED * config.hidden, _STACKED * config.intermediate)
         family, factors = _family(config, model)
-        checkpoint, fused = _without_fused(folder, checkpoint, settings, config, family)
-        changes = _changes(folder, checkpoint, settings, widest) if checkpoint.tensors or not fused else {}
+        whole, others = _whole_rows(checkpoint, family)
+        remaining, fused = _without_fused(folder, replace(checkpoint, tensors=others), settings, config, family)
+        changes = _changes(folder, remaining.tensors, settings, widest)
+        if not changes and not fused and not any(each.found for each in whole):
+            raise ModelError(f"{folder}: {WEIGHTS_FILE} has no tensors")
         layers, prefix = _layers(folder, config, family, factors, changes, fused)
-        outer = {
-            "embedding": _take(changes, f"{prefix}{family.model.embedding}"),
-            "lm_head": _take(changes, family.model.head) or _take(changes, "lm_head"),
-        }
+        heads = _take(changes, family.model.head) or _take(changes, "lm_head")
+        embedding = _outer(
+            folder,
+            _with_tokens(_take(changes, f"{prefix}{family.model.embedding}"), whole[0], config.vocab, "down"),
+            "embedding",
+            config.hidden,
+            config.vocab,
+        )
+        head = _outer(folder, _with_tokens(heads, whole[1], config.vocab, "up"), "lm_head", config.vocab, config.hidden)
         _refuse_unused(folder, changes)
+        rows = token_rows(folder, config, settings, outer, whole, (embedding, head))
         replaces = any(change.bias is not None for change in changes.values())
         adapter = Adapter(
             digest=_digest(folder, checkpoint),
             layers=tuple(
                 _parts(folder, layer, base, replaces=replaces) for layer, base in zip(layers, biases, strict=True)
             ),
-            embedding=_outer(folder, outer["embedding"], "embedding", config.hidden, config.vocab),
-            lm_head=_outer(folder, outer["lm_head"], "lm_head", config.vocab, config.hidden),
+            embedding=embedding,
+            lm_head=head,
+            embedding_rows=rows[0],
+            lm_head_rows=rows[1],
         )
     for name, part in adapter.parts():
-        if not all(np.isfinite(values).all() for values in (part.down, part.up, part.bias) if values is not None):
-            raise ModelError(f"{folder}: the change of {name} has numbers that are not finite")
+        _require_finite(folder, f"the change of {name}", part.down, part.up, part.bias)
+    for name, own in zip(("embedding", "lm_head"), rows, strict=True):
+        _require_finite(folder, f"a row of {name}", None if own is None else own.rows)
     return adapter
 
 
-def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, widest: int) -> dict[str, _Change]:
-    """The tensors of a checkpoint by module, scaled. `widest`: rows or columns of any of the model's matrices."""
-    changes: dict[str, _Change] = {}
+def _require_finite(folder: Path, name: str, *parts: NDArray[np.float32] | None) -> None:
+    if not all(np.isfinite(values).all() for values in parts if values is not None):
+        raise ModelError(f"{folder}: {name} has numbers that are not finite")
+
+
+def _whole_rows(
+    checkpoint: Checkpoint, family: HfFamily
+) -> tuple[tuple[WholeTensors, WholeTensors], dict[str, RawTensor]]:
+    """The tensors of whole rows, of embedding and head, and all others."""
+    names = family.model
+    embedding, head = WholeTensors(names.embedding), WholeTensors(names.head)
+    others: dict[str, RawTensor] = {}
+    modules = {f"{prefix}{names.embedding}": embedding for prefix in names.prefixes} | {
+        names.head: head,
+        "lm_head": head,
+    }
     for name, raw in checkpoint.tensors.items():
+        known = _known(name)
+        at = next((m for m in modules if name.startswith(_PREFIX) and known.startswith(m + ".")), "")
+        if not at or not modules[at].take(at, known.removeprefix(at + "."), raw):
+            others[name] = raw
+    return (embedding, head), others
+
+
+def _known(name: str) -> str:
+    """A tensor's name without those of wrappers."""
+    return name.removeprefix(_PREFIX).replace(".default.", ".").replace(".base_layer.", ".")
+
+
+def _changes(
+    folder: Path, tensors: Mapping[str, RawTensor], settings: AdapterConfig, widest: int
+) -> dict[str, _Change]:
+    """Tensors by module, scaled. `widest`: rows or columns of any of the model's matrices."""
+    changes: dict[str, _Change] = {}
+    for name, raw in tensors.items():
         if max(raw.shape, default=0) > widest or math.prod(raw.shape) > settings.highest_rank * widest:
             raise ModelError(
                 f"{folder}: tensor {name} has shape {raw.shape}, more than any matrix of the model needs at a rank of "
                 f"{settings.highest_rank}; it was trained on another base model"
             )
-        known = name.removeprefix(_PREFIX).replace(".default.", ".").replace(".base_layer.", ".")
+        known = _known(name)
         for kinds, at in ((_DOWN, "down"), (_UP, "up"), ((_UP_BIAS,), "up_bias"), ((_BIAS,), "bias")):
             ending = next((kind for kind in kinds if known.endswith("." + kind)), None)
             if ending is not None and name.startswith(_PREFIX):
@@ -212,8 +262,6 @@ def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, wide
         change.up = change.up * np.float32(settings.scale_of(module))
         if change.up_bias is not None:
             change.up_bias = change.up_bias * np.float32(settings.scale_of(module))
-    if not changes:
-        raise ModelError(f"{folder}: {WEIGHTS_FILE} has no tensors")
     if all(any(getattr(change, at) is not None for change in changes.values()) for at in ("bias", "up_bias")):
         raise ModelError(f"{folder}: it has both biases of modules and biases of lora_B; one kind is supported")
     return changes
@@ -222,11 +270,6 @@ def _changes(folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, wide
 def _refuse_tensor(folder: Path, name: str) -> NoReturn:
     if "lora_magnitude_vector" in name:
         raise ModelError(f"{folder}: tensor {name} is of DoRA, which is not supported")
-    if name.endswith(("embed_tokens.weight", "lm_head.weight", "wte.weight")):
-        raise ModelError(
-            f"{folder}: tensor {name} replaces a whole embedding or head, as of a resized vocabulary, which is not "
-            "supported; train low-rank changes with the base model's vocabulary"
-        )
     raise ModelError(f"{folder}: tensor {name} is no part of a LoRA adapter that is supported")
 
 
@@ -324,6 +367,20 @@ def _outer(folder: Path, change: _Change | None, name: str, rows: int, columns: 
     return LowRank(np.ascontiguousarray(change.down), np.ascontiguousarray(change.up))
 
 
+def _with_tokens(change: _Change | None, whole: WholeTensors, vocab: int, at: Literal["down", "up"]) -> _Change | None:
+    """A change of a vocabulary that was made smaller, as its whole matrix shows, with zeros for the other tokens."""
+    matrix = whole.matrix
+    if change is None or matrix is None or change.down is None or change.up is None or matrix.shape[0] >= vocab:
+        return change
+    axis, values = (1, change.down) if at == "down" else (0, change.up)
+    if values.shape[axis] != matrix.shape[0]:
+        return change
+    room = [(0, 0), (0, 0)]
+    room[axis] = (0, vocab - matrix.shape[0])
+    padded = np.pad(values, room)
+    return replace(change, down=padded) if at == "down" else replace(change, up=padded)
+
+
 def _check_shape(folder: Path, name: str, values: NDArray[np.float32], wanted: tuple[int, ...]) -> None:
     if values.shape != wanted:
         raise ModelError(
@@ -353,5 +410,5 @@ def _values(folder: Path, raw: RawTensor) -> NDArray[np.float32]:
 def _digest(folder: Path, checkpoint: Checkpoint) -> str:
     h = hashlib.blake2b((folder / "adapter_config.json").read_bytes(), digest_size=16)
     for buffer in checkpoint.buffers:
-        h.update(buffer.tobytes())
+        h.update(buffer.data)
     return h.hexdigest()

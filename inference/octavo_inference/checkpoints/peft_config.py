@@ -16,6 +16,7 @@ import msgspec
 
 from octavo_inference.checkpoints.jsonfile import read_json
 from octavo_inference.common.errors import ModelError
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS
 from octavo_protocol.adapters import MAX_ADAPTER_RANK
 
 CONFIG_FILE = "adapter_config.json"
@@ -38,24 +39,27 @@ class _File(msgspec.Struct, kw_only=True):
     alpha_pattern: dict[str, float] | None = None
     base_model_name_or_path: str | None = None
     init_lora_weights: bool | str | None = None
+    modules_to_save: list[str] | None = None
+    trainable_token_indices: list[int] | dict[str, list[int]] | None = None
+    ensure_weight_tying: bool = False
     # Only absent, false or empty.
     use_dora: Any = None
     use_qalora: Any = None
     use_bdlora: Any = None
-    modules_to_save: Any = None
     layer_replication: Any = None
-    trainable_token_indices: Any = None
     alora_invocation_tokens: Any = None
     arrow_config: Any = None
 
 
+# Names of embeddings and heads, of all families.
+_WITH_TOKENS = frozenset(
+    {"embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings", "lm_head", "embed_out", "output"}
+)
 _REFUSED = {
     "use_dora": "DoRA scales the columns of the whole weight, which cannot be added to a product",
     "use_qalora": "QALoRA sums groups of inputs",
     "use_bdlora": "block-diagonal adapters are not supported",
-    "modules_to_save": "it replaces whole modules; train low-rank changes of them instead",
     "layer_replication": "it changes the number of layers",
-    "trainable_token_indices": "it replaces rows of the embedding; train a low-rank change of it instead",
     "alora_invocation_tokens": "activated adapters, which begin within a prompt, are not supported",
     "arrow_config": "a router of adapters is not supported",
 }
@@ -63,7 +67,11 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """A LoRA adapter. `base`: the model it was trained on, as its author named it."""
+    """A LoRA adapter. `base`: the model it was trained on, as its author named it.
+
+    `saved` are the modules that it brings whole. `token_ids` are the rows that it brings of a module, by the module's
+    name, or "" for the embedding. `tied`: what it brings of one of embedding and head belongs to both in a tied model.
+    """
 
     rank: int
     alpha: float
@@ -71,6 +79,9 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     base: str
+    saved: frozenset[str]
+    token_ids: Mapping[str, tuple[int, ...]]
+    tied: bool
 
     @property
     def highest_rank(self) -> int:
@@ -80,6 +91,13 @@ class AdapterConfig:
     def rank_of(self, module: str) -> int:
         """The rank of a module's change, by the first pattern that its name ends with."""
         return int(_found(self.ranks, module, self.rank))
+
+    def token_ids_of(self, module: str, *, embedding: bool) -> tuple[int, ...]:
+        """The ids of the rows that it brings of a module."""
+        for name, ids in self.token_ids.items():
+            if (name == "" and embedding) or module == name or module.endswith("." + name):
+                return ids
+        return ()
 
     def scale_of(self, module: str) -> float:
         """What the product of a module's two matrices is multiplied with."""
@@ -117,7 +135,35 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         ranks=_checked(path, given.rank_pattern or {}),
         alphas=_checked(path, given.alpha_pattern or {}),
         base=given.base_model_name_or_path or "",
+        saved=_saved(path, given.modules_to_save or []),
+        token_ids=_token_ids(path, given.trainable_token_indices or []),
+        tied=given.ensure_weight_tying,
     )
+
+
+def _saved(path: Path, modules: list[str]) -> frozenset[str]:
+    """The last names of modules that are saved whole."""
+    names = {module.rpartition(".")[2]: module for module in modules}
+    for name, module in names.items():
+        if name not in _WITH_TOKENS:
+            raise ModelError(
+                f"{path}: modules_to_save has {module[:100]!r}; whole modules are supported of the embedding and the "
+                "head only: train low-rank changes of the others"
+            )
+    return frozenset(names)
+
+
+def _token_ids(path: Path, given: list[int] | dict[str, list[int]]) -> dict[str, tuple[int, ...]]:
+    found = given if isinstance(given, dict) else {"": given} if given else {}
+    for module, ids in found.items():
+        name = f"trainable_token_indices{f' of {module[:100]}' if module else ''}"
+        if module and module.rpartition(".")[2] not in _WITH_TOKENS:
+            raise ModelError(f"{path}: {name} are of neither the embedding nor the head, which have rows of tokens")
+        if len(ids) > MOST_TOKEN_ROWS:
+            raise ModelError(f"{path}: {name} has {len(ids)} ids; up to {MOST_TOKEN_ROWS} are supported")
+        if len(set(ids)) < len(ids) or min(ids, default=0) < 0:
+            raise ModelError(f"{path}: {name} has an id twice, or one below 0")
+    return {module: tuple(ids) for module, ids in found.items()}
 
 
 _PATTERN = re.compile(r"\^?[A-Za-z0-9_.]+\Z")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.common.framing import LENGTH_BYTES, encode_frame
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
 
 
 class PartShape(msgspec.Struct, frozen=True):
@@ -27,6 +27,14 @@ class PartShape(msgspec.Struct, frozen=True):
     biased: bool
 
 
+class RowsShape(msgspec.Struct, frozen=True):
+    """The sizes of `TokenRows`: ids [count], rows [count, width], a bias [count]."""
+
+    count: int
+    width: int
+    biased: bool
+
+
 class AdapterHeader(msgspec.Struct, frozen=True):
     """Adapter `number` of rank 0, whose parts follow in this order."""
 
@@ -35,6 +43,8 @@ class AdapterHeader(msgspec.Struct, frozen=True):
     layers: list[dict[str, PartShape]]
     embedding: PartShape | None
     lm_head: PartShape | None
+    embedding_rows: RowsShape | None
+    lm_head_rows: RowsShape | None
 
 
 class AdapterAnswer(msgspec.Struct, frozen=True):
@@ -56,11 +66,17 @@ def send_adapter(connection: socket.socket, number: int, adapter: Adapter) -> No
         [{field: _shape(part) for field, part in layer.items()} for layer in adapter.layers],
         None if adapter.embedding is None else _shape(adapter.embedding),
         None if adapter.lm_head is None else _shape(adapter.lm_head),
+        None if adapter.embedding_rows is None else _rows_shape(adapter.embedding_rows),
+        None if adapter.lm_head_rows is None else _rows_shape(adapter.lm_head_rows),
     )
     connection.sendall(encode_frame(header))
     for _, part in adapter.parts():
         for array in _arrays(part):
             connection.sendall(_bytes(np.ascontiguousarray(array, np.float32)))
+    for own in (adapter.embedding_rows, adapter.lm_head_rows):
+        if own is not None:
+            for values in _row_arrays(own):
+                connection.sendall(_bytes(np.ascontiguousarray(values)))
 
 
 def receive_adapter(connection: socket.socket) -> tuple[int, Adapter]:
@@ -70,7 +86,11 @@ def receive_adapter(connection: socket.socket) -> tuple[int, Adapter]:
     embedding, lm_head = (
         None if shape is None else _receive_part(connection, shape) for shape in (header.embedding, header.lm_head)
     )
-    return header.number, Adapter(header.digest, layers, embedding, lm_head)
+    embedding_rows, lm_head_rows = (
+        None if shape is None else _receive_rows(connection, shape)
+        for shape in (header.embedding_rows, header.lm_head_rows)
+    )
+    return header.number, Adapter(header.digest, layers, embedding, lm_head, embedding_rows, lm_head_rows)
 
 
 def send_answer(connection: socket.socket, answer: AdapterAnswer) -> None:
@@ -87,7 +107,11 @@ def _shape(part: LowRank) -> PartShape:
     return PartShape(part.rank, part.down.shape[1], len(part.up), part.bias is not None)
 
 
-def _bytes(array: NDArray[np.float32]) -> memoryview:
+def _rows_shape(own: TokenRows) -> RowsShape:
+    return RowsShape(*own.rows.shape, own.bias is not None)
+
+
+def _bytes(array: NDArray[np.generic]) -> memoryview:
     """The memory of a contiguous array. Arrays without elements have no other view of bytes."""
     return array.reshape(-1).view(np.uint8).data
 
@@ -97,6 +121,21 @@ def _arrays(part: LowRank) -> Iterator[NDArray[np.float32]]:
     yield part.up
     if part.bias is not None:
         yield part.bias
+
+
+def _row_arrays(own: TokenRows) -> Iterator[NDArray[np.generic]]:
+    yield own.ids
+    yield own.rows
+    if own.bias is not None:
+        yield own.bias
+
+
+def _receive_rows(connection: socket.socket, shape: RowsShape) -> TokenRows:
+    bias = np.empty(shape.count, np.float32) if shape.biased else None
+    own = TokenRows(np.empty(shape.count, np.int32), np.empty((shape.count, shape.width), np.float32), bias)
+    for array in _row_arrays(own):
+        _fill(connection, _bytes(array))
+    return own
 
 
 def _receive_layer(connection: socket.socket, shapes: Mapping[str, PartShape]) -> dict[str, LowRank]:

@@ -32,6 +32,7 @@ from octavo_inference.download.registry import UnresolvedError, read_pull_secret
 from octavo_inference.download.transfer import PrefetchError, Remote, RemoteFile
 from octavo_inference.engine.quantization import has_floats
 from octavo_inference.model_loader import ForeignModel, load_text, require_transformers
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.weights import layer_matrices
@@ -104,6 +105,7 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         state_bytes=config.state_bytes,
         whole_prompts=config.bidirectional,
         adapter_elements=sum(sum(m.shape) for layer in outline.weights.layers for m in layer_matrices(layer)),
+        adapter_fixed=2 * MOST_TOKEN_ROWS * config.hidden,
         gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
 

@@ -16,6 +16,7 @@ from octavo_common.failpoints import Failpoints
 from octavo_inference.backends.cpu.native.cores import numa_nodes, usable_cores
 from octavo_inference.backends.cuda.detect import absent_libraries, gpu_visible
 from octavo_inference.checkpoints.peft import read_adapter, stored_biases
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.checkpoints.transformers_config import require_unquantized
 from octavo_inference.common.errors import DeviceError, SettingsError, UnsupportedModelError
 from octavo_inference.common.memory_plan import MemoryPlan, available_memory, require_memory, resident_memory
@@ -40,6 +41,7 @@ from octavo_inference.model_loader import (
     load_model,
     require_transformers,
 )
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
@@ -156,6 +158,7 @@ def _adapter_reader(model: LoadedModel | ForeignModel, max_rank: int) -> ReadAda
         read_adapter,
         config=model.config,
         biases=stored_biases(model.weights),
+        outer=OuterMatrices.of(model.weights),
         model=model.text.path,
         max_rank=max_rank,
     )
@@ -489,9 +492,10 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
 
 
 def _adapter_bytes(settings: EngineSettings, model: LoadedModel, element_bytes: int) -> int:
-    """Bytes of loaded adapters that change all matrices with the largest rank."""
+    """Bytes of loaded adapters that change all matrices with the largest rank, and as many rows of tokens as may be."""
     per_rank = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
-    return settings.max_loaded_adapters * packed_rank(settings.max_adapter_rank) * per_rank * element_bytes
+    rows = 2 * MOST_TOKEN_ROWS * model.config.hidden
+    return settings.max_loaded_adapters * (packed_rank(settings.max_adapter_rank) * per_rank + rows) * element_bytes
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes, adapter_slots: int = 0) -> Backend:

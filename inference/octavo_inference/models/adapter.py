@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 from octavo_inference.common.errors import ModelError
 
 Float32 = NDArray[np.float32]
+Int32 = NDArray[np.int32]
+
+MOST_TOKEN_ROWS = 512
+"""Rows of the embedding, and of lm_head, that an adapter may bring. Memory for them is reserved on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,24 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRows:
+    """Whole rows [n, hidden] of the embedding or of lm_head, of token `ids` [n] in ascending order.
+
+    They take the place of the model's rows, with the low-rank changes of these in them. `bias` [n] is added to logits,
+    None for none.
+    """
+
+    ids: Int32
+    rows: Float32
+    bias: Float32 | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
     """The changes of a model: of its layers' matrices, by layer and field as `models.weights.part_tensors` names them.
 
     `embedding` changes the embedding's transpose, [hidden, vocab]: up @ down[:, token] is added to a token's row.
+    `embedding_rows` and `lm_head_rows` take the place of rows of the model, before any scale of embeddings or logits.
     `digest` identifies the numbers: prefix caches of two adapters are apart by it.
     """
 
@@ -50,6 +68,8 @@ class Adapter:
     layers: tuple[Mapping[str, LowRank], ...]
     embedding: LowRank | None = None
     lm_head: LowRank | None = None
+    embedding_rows: TokenRows | None = None
+    lm_head_rows: TokenRows | None = None
 
     def parts(self) -> Iterator[tuple[str, LowRank]]:
         """All changes with their names, such as `q of layer 3`."""

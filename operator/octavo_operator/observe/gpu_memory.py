@@ -189,7 +189,7 @@ def _adapters(settings: EngineSettings, share: GpuShare) -> int:
     """The slots of adapters, each for the GPU's part of one that changes all matrices with the largest rank."""
     if not settings.max_loaded_adapters:
         return 0
-    elements = _rank(settings) * share.adapter_elements + share.adapter_biases
+    elements = _rank(settings) * share.adapter_elements + share.adapter_fixed
     return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
 
 

@@ -65,7 +65,8 @@ def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
 def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
     size = 4 if settings.dtype == "float32" else 2
-    return settings.max_loaded_adapters * packed_rank(settings.max_adapter_rank) * found.adapter_elements * size
+    each = packed_rank(settings.max_adapter_rank) * found.adapter_elements + found.adapter_fixed
+    return settings.max_loaded_adapters * each * size
 
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:

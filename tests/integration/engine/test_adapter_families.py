@@ -18,6 +18,7 @@ from octavo_inference.backends.cpu.backend import CpuBackend
 from octavo_inference.backends.cpu.native import library
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.checkpoints.peft import read_adapter, stored_biases
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.core.gather import Batch
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.layer_groups import pool_layout
@@ -27,6 +28,11 @@ from .gguf_files import GGUF, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
 RANK, ALPHA = 8, 12.0
+# Families whose embeddings or heads have other names, scales, caps or biases, or are the same matrix.
+ROWS = (
+    *("llama", "gemma2", "gemma3", "granite", "mixtral", "minicpm3"),
+    *("gpt2", "opt", "gptneox", "gptj", "bloom", "falcon", "mpt", "phi2", "cohere"),
+)
 # Parts that change tensors of three dimensions, or choose experts.
 _NO_TARGETS = re.compile(r"experts|shared_expert|router|\.gate$|kv_b_proj")
 
@@ -83,11 +89,32 @@ def change(model: Any, folder: Path, but: re.Pattern[str] = _NO_TARGETS) -> Any:
     return changed
 
 
+def replace_rows(model: Any, folder: Path) -> Any:
+    """A copy with other rows of the embedding, which is saved whole, and of a head of its own, whose rows are named."""
+    changed = copy.deepcopy(model)
+    names = {module: name for name, module in changed.named_modules()}
+    embedding, head = changed.get_input_embeddings(), changed.get_output_embeddings()
+    ids = list(range(0, len(embedding.weight) - 1, 5))
+    torch.manual_seed(1)
+    named = {}
+    with torch.no_grad():
+        embedding.weight[ids] = torch.randn(len(ids), embedding.weight.shape[1]) * embedding.weight.std()
+        tensors = {f"{names[embedding]}.weight": embedding.weight.numpy().copy()}
+        if head.weight is not embedding.weight:
+            named[names[head]] = [token + 1 for token in ids]
+            rows = torch.randn(len(ids), head.weight.shape[1]) * head.weight.std()
+            head.weight[named[names[head]]] = rows
+            tensors[f"{names[head]}.token_adapter.trainable_tokens_delta"] = rows.numpy()
+    save_adapter(folder, tensors, trainable_token_indices=named)
+    return changed
+
+
 def adapted(path: Path, folder: Path, max_model_len: int) -> list[Any]:
     """The reference and the best kernels, with the adapter loaded."""
     model = load_model(str(path))
     assert isinstance(model, LoadedModel)
-    adapter = read_adapter(folder, model.config, stored_biases(model.weights), model.text.path, 64)
+    outer = OuterMatrices.of(model.weights)
+    adapter = read_adapter(folder, model.config, stored_biases(model.weights), outer, model.text.path, 64)
     blocks = 24 * len(pool_layout(model.config).groups) + 1
     sizes: dict[str, Any] = {"num_blocks": blocks, "block_size": BLOCK, "max_model_len": max_model_len}
     found: list[Any] = []
@@ -162,5 +189,25 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     model = build(family)
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     changed = change(model, tmp_path / "adapter")
+    for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend)
+
+
+@pytest.mark.parametrize("name", params(ROWS))
+def test_rows_of_tokens(name: str, tmp_path: Path) -> None:
+    family = (FAMILIES | DENSE | EXPERTS | LATENT)[name]
+    model = build(family)
+    save(model, tmp_path / "model")
+    changed = replace_rows(model, tmp_path / "adapter")
+    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_rows_of_tokens_from_gguf(name: str, tmp_path: Path) -> None:
+    family = FAMILIES[name]
+    model = build(family)
+    path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
+    changed = replace_rows(model, tmp_path / "adapter")
     for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
         compare(family, Mixed(changed, model), backend)

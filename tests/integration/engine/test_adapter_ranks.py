@@ -9,6 +9,7 @@ import pytest
 from tests.support.adapters import merged
 
 from octavo_inference.checkpoints.peft import read_adapter, stored_biases
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.adapter_shard import shard_adapter
@@ -35,7 +36,8 @@ def test_parts_change_parts(name: str, tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match="normalizes queries over all heads together"):
             require_shards(config, weights, 2)
         return
-    adapter = read_adapter(tmp_path / "adapter", config, stored_biases(weights), loaded.text.path, RANK)
+    outer = OuterMatrices.of(weights)
+    adapter = read_adapter(tmp_path / "adapter", config, stored_biases(weights), outer, loaded.text.path, RANK)
     whole = merged(weights, adapter)
     for rank in range(2):
         part = shard_adapter(adapter, config, rank=rank, size=2)

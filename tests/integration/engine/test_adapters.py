@@ -40,7 +40,17 @@ def save(folder: Path, seed: int, rank: int) -> Path:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("adapters")
-    return {name: save(root / name, seed, rank) for seed, (name, rank) in enumerate({"a": 8, "b": 40, "c": 3}.items())}
+    ranks = {"a": 8, "b": 40, "c": 3}
+    found = {name: save(root / name, seed, rank) for seed, (name, rank) in enumerate(ranks.items())}
+    return found | {"tokens": save_tokens(root / "tokens")}
+
+
+def save_tokens(folder: Path) -> Path:
+    """Rows of the most frequent tokens, in a model whose matrices are tied."""
+    rng = np.random.default_rng(9)
+    rows = (rng.standard_normal((500, HIDDEN)) * 0.1).astype(np.float32)
+    tensors = {"model.embed_tokens.token_adapter.trainable_tokens_delta": rows}
+    return save_adapter(folder, tensors, trainable_token_indices=list(range(80, 580)))
 
 
 def loaded(folders: dict[str, Path], **settings: object) -> LLM:
@@ -63,8 +73,8 @@ def texts(llm: LLM, adapter: str | None, **sampling: object) -> list[str]:
 
 
 def test_answers_differ_and_come_again(llm: LLM) -> None:
-    answers = {name: texts(llm, name) for name in (None, "a", "b", "c")}
-    assert len({tuple(each) for each in answers.values()}) == 4
+    answers = {name: texts(llm, name) for name in (None, "a", "b", "c", "tokens")}
+    assert len({tuple(each) for each in answers.values()}) == 5
     for name, before in answers.items():
         assert texts(llm, name) == before
 
@@ -73,14 +83,15 @@ def test_speculation_changes_no_answer(llm: LLM, folders: dict[str, Path]) -> No
     guessing = loaded(folders, speculation="ngram")
     repeats = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
     prompt = "one two three four five six seven eight nine ten " * 4
-    for name in (None, "a", "b"):
+    for name in (None, "a", "b", "tokens"):
         plain, guessed = (each.generate(prompt, repeats, adapter=name, use_tqdm=False) for each in (llm, guessing))
         assert guessed[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
     assert guessing.engine.speculation is not None
     assert guessing.engine.speculation.drafted > 0
 
 
-def test_a_grammar_and_several_answers(llm: LLM) -> None:
+@pytest.mark.parametrize("name", ["b", "tokens"])
+def test_a_grammar_and_several_answers(llm: LLM, name: str) -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
@@ -89,7 +100,7 @@ def test_a_grammar_and_several_answers(llm: LLM) -> None:
     }
     guidance = Guidance(grammar=f"start: %json {json.dumps(schema)}")
     params = SamplingParams(temperature=1, seed=3, n=3, max_tokens=40)
-    [found] = llm.generate("A number as JSON:", params, guidance=guidance, adapter="b", use_tqdm=False)
+    [found] = llm.generate("A number as JSON:", params, guidance=guidance, adapter=name, use_tqdm=False)
     assert len(found.outputs) == 3
     for output in found.outputs:
         if output.finish_reason == "stop":
@@ -106,20 +117,22 @@ def test_preempted_answers_go_on_with_their_adapter(llm: LLM, folders: dict[str,
         assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in wanted]
 
 
-def test_embeddings_have_the_adapter(llm: LLM) -> None:
-    plain, changed = (llm.embed("a text", adapter=name, use_tqdm=False)[0].embedding for name in (None, "a"))
+@pytest.mark.parametrize("name", ["a", "tokens"])
+def test_embeddings_have_the_adapter(llm: LLM, name: str) -> None:
+    plain, changed = (llm.embed("a text", adapter=each, use_tqdm=False)[0].embedding for each in (None, name))
     assert 0.0 < float(plain @ changed) < 0.999
 
 
-def test_log_probabilities_of_prompts_have_the_adapter(llm: LLM) -> None:
+@pytest.mark.parametrize("adapter", ["a", "tokens"])
+def test_log_probabilities_of_prompts_have_the_adapter(llm: LLM, adapter: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    found = [llm.generate(PROMPTS[0], params, adapter=name, use_tqdm=False)[0] for name in (None, "a", "a")]
+    found = [llm.generate(PROMPTS[0], params, adapter=name, use_tqdm=False)[0] for name in (None, adapter, adapter)]
     scores = [[each.logprob for each in one.prompt_logprobs or [] if each is not None] for one in found]
     assert scores[0] != scores[1] == scores[2]
 
 
 def test_unknown_and_unloaded_names(llm: LLM, folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="there is no adapter 'z'; loaded are: a, b, c"):
+    with pytest.raises(RequestError, match="there is no adapter 'z'; loaded are: a, b, c, tokens"):
         texts(llm, "z")
     with pytest.raises(ModelError, match=r"adapter_config\.json is missing"):
         llm.load_adapter("a", tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.adapters import ALL, merged, random_adapter
+from tests.support.adapters import ALL, merged, random_adapter, with_rows
 
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.reference.backend import ReferenceBackend
@@ -16,7 +16,8 @@ from octavo_inference.common.errors import ModelError
 from octavo_inference.core.gather import Batch
 from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
-from octavo_inference.models.weights import Weights
+from octavo_inference.models.groups import GroupedMatrix
+from octavo_inference.models.weights import Matrix, Weights
 
 from .decoders import random_weights
 from .mixtures import random_mixture, with_experts
@@ -90,6 +91,32 @@ def test_a_mixed_batch_equals_merged_weights(kernels: Kernels, name: str) -> Non
     close(native.logits(batch_of(told)), expected(config, weights, adapters, told, [NO_ADAPTER] * 6))
 
 
+@pytest.mark.parametrize("name", FLAGS)
+def test_rows_of_tokens_take_the_place_of_the_models(kernels: Kernels, name: str) -> None:
+    """Of tokens that all sequences have, beside low-rank changes of the same matrices and without."""
+    config, weights = model_of(name)
+    rng = np.random.default_rng(11)
+    every = list(range(config.vocab))
+    adapters = [
+        with_rows(random_adapter(weights, rng, 4, ALL, outer=True), weights, rng, every[::3], every[1::2]),
+        with_rows(Adapter("", ({},) * config.layers), weights, rng, every[:7], []),
+        with_rows(Adapter("", ({},) * config.layers), weights, rng, [], [0, config.vocab - 1]),
+    ]
+    native = create(config, weights, kernels, adapter_slots=3, max_adapter_rank=8)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=3)
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 70, 5, 33, 1, 40])]
+    slots = [2, 1, NO_ADAPTER, 0, 0, 2]
+    wanted = expected(config, weights, adapters, told, slots)
+    batch = with_slots(batch_of(told), slots)
+    for backend in (reference, native):
+        for slot, adapter in enumerate(adapters):
+            backend.load_adapter(slot, backend.prepare_adapter(adapter))
+        close(backend.logits(batch), wanted)
+    assert native.step(batch).tokens.tolist() == wanted.argmax(1).tolist()
+    native.load_adapter(0, native.prepare_adapter(Adapter("", ({},) * config.layers)))
+    close(native.logits(with_slots(batch_of(told[:1]), [0])), expected(config, weights, [], told[:1], [NO_ADAPTER]))
+
+
 def replace_tokens(story: Story, vocab: int) -> Story:
     return Story([token % vocab for token in story.tokens], story.blocks, story.start, story.end)
 
@@ -134,10 +161,13 @@ def test_a_row_has_the_same_bits_in_any_company(kernels: Kernels) -> None:
         np.testing.assert_allclose(alone[0], together[row], atol=1e-5 * np.abs(together).max(), rtol=0)
 
 
-def test_greedy_tokens_and_log_probabilities_have_the_adapter(kernels: Kernels) -> None:
+@pytest.mark.parametrize("own_rows", [False, True])
+def test_greedy_tokens_and_log_probabilities_have_the_adapter(kernels: Kernels, own_rows: bool) -> None:
     config, weights = model_of("llama")
     rng = np.random.default_rng(4)
     adapter = random_adapter(weights, rng, 16, outer=True)
+    if own_rows:  # of the most likely token, and of others
+        adapter = with_rows(adapter, weights, rng, range(0, config.vocab, 2), range(config.vocab))
     native = create(config, weights, kernels, adapter_slots=1, max_adapter_rank=16)
     native.load_adapter(0, native.prepare_adapter(adapter))
     told = stories(rng, [12, 7])
@@ -192,12 +222,24 @@ def test_experts_are_changed(kernels: Kernels, name: str) -> None:
         close(backend.logits(with_slots(batch_of(told[:1]), slots[:1])), wanted[:1])
 
 
-@pytest.mark.parametrize("of", [gptq, mixed], ids=lambda made: made.__name__)
+def ordered_head(rng: np.random.Generator) -> Of:
+    """GPTQ with a head whose columns have an order, too."""
+    of, order = gptq(rng), rng.permutation(QUANTIZED.hidden).astype(np.int32)
+
+    def matrix(name: str, rows: int, columns: int) -> Matrix:
+        made = of(name, rows, columns)
+        return replace(made, order=order) if name == "lm_head" and isinstance(made, GroupedMatrix) else made
+
+    return matrix
+
+
+@pytest.mark.parametrize("of", [gptq, ordered_head, mixed], ids=lambda made: made.__name__)
 def test_quantized_weights_are_changed(kernels: Kernels, of: Callable[[np.random.Generator], Of]) -> None:
     rng = np.random.default_rng(6)
     config = replace(QUANTIZED, max_positions=256)
     weights = quantized_model(config, rng, of(rng))
     adapters = [random_adapter(weights, rng, 16, outer=True), random_adapter(weights, rng, 5, ("q", "down"))]
+    adapters[0] = with_rows(adapters[0], weights, rng, range(0, config.vocab, 2), range(1, config.vocab, 3))
     told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 40, 70])]
     slots = [0, 1, 0]
     wanted = expected(config, weights, adapters, told, slots)

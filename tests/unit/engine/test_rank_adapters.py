@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from octavo_inference.distributed.messages import Call, encode
 from octavo_inference.distributed.rank_adapters import RankAdapters
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
 
 from .echo import CONFIG, Prepared, Runner, Ticks
 from .late import LateBackend
@@ -148,14 +148,25 @@ def test_an_adapter_arrives_as_it_was() -> None:
     ours, theirs = socket.socketpair()
     long = values(300, 1000)
     sent = Adapter("d", ({}, {"k": LowRank(long[:, 1:500], values(3, 300))}), lm_head=LowRank(long, values(2, 300)))
+    rows = TokenRows(np.array([3, 900], np.int32), values(2, 5), values(2))
+    whole = Adapter("w", ({},), embedding_rows=replace(rows, bias=None), lm_head_rows=rows)
     with ours, theirs:
-        for number, one in ((3, adapter()), (4, sent)):
+        for number, one in ((3, adapter()), (4, sent), (5, whole)):
             thread = threading.Thread(target=send_adapter, args=(ours, number, one))
             thread.start()
             found, arrived = receive_adapter(theirs)
             thread.join(60)
             assert found == number
             same(arrived, one)
+            for before, after in (
+                (one.embedding_rows, arrived.embedding_rows),
+                (one.lm_head_rows, arrived.lm_head_rows),
+            ):
+                assert (before is None) == (after is None)
+                if before is not None and after is not None:
+                    assert after.ids.tolist() == before.ids.tolist()
+                    np.testing.assert_array_equal(after.rows, before.rows)
+                    assert (after.bias is None) == (before.bias is None)
         send_answer(theirs, AdapterAnswer(4, "no"))
         assert receive_answer(ours) == AdapterAnswer(4, "no")
         theirs.close()

@@ -14,6 +14,7 @@ from tests.support.adapters import save_adapter
 
 from octavo_inference.checkpoints.peft import Biases, read_adapter
 from octavo_inference.checkpoints.peft_config import read_adapter_config
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
@@ -24,6 +25,8 @@ CONFIG = ModelConfig(
     max_positions=64, rope_theta=10_000.0, norm_eps=1e-5, tied_embeddings=True, eos_token_ids=(0,),
 )  # fmt: skip
 Q = "model.layers.0.self_attn.q_proj"
+BASE = np.random.default_rng(5).standard_normal((50, 32)).astype(np.float32)
+OUTER = OuterMatrices(Tensor("f32", BASE.shape, BASE), Tensor("f32", BASE.shape, BASE))
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -45,7 +48,7 @@ def pair(module: str = Q, rows: int = 32, columns: int = 32, rank: int = 8) -> d
 
 def read(model: Path, tensors: Tensors, biases: Biases = ({}, {}), max_rank: int = 64, **config: Any) -> Adapter:
     folder = save_adapter(model.parent / "adapter", tensors, **config)
-    return read_adapter(folder, CONFIG, biases, model, max_rank)
+    return read_adapter(folder, CONFIG, biases, OUTER, model, max_rank)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +108,12 @@ def test_adapters_of_other_numbers_differ_in_their_digest(model: Path) -> None:
     [
         (pair(), {"peft_type": "LOHA"}, "peft_type is 'LOHA'; only LORA"),
         (pair(), {"use_dora": True}, "use_dora is true: DoRA scales"),
-        (pair(), {"modules_to_save": ["lm_head"]}, 'modules_to_save is \\["lm_head"\\]: it replaces whole modules'),
+        (
+            pair(),
+            {"modules_to_save": ["model.norm"]},
+            "modules_to_save has 'model.norm'; whole modules are supported of",
+        ),
         (pair(), {"layer_replication": [[0, 1]]}, "layer_replication"),
-        (pair(), {"trainable_token_indices": [1]}, "replaces rows of the embedding"),
         (pair(), {"init_lora_weights": "pissa"}, "changes the base model's weights; convert"),
         (pair(), {"r": 0}, "a rank of 0 \\(r\\); 1 to 256"),
         (pair(rank=300), {"r": 300}, "a rank of 300"),
@@ -121,7 +127,6 @@ def test_adapters_of_other_numbers_differ_in_their_digest(model: Path) -> None:
         (pair("model.layers.0.mlp.router"), {}, "changes model.layers.0.mlp.router, which"),
         ({f"{Q}.lora_A.weight": np.ones((8, 32), np.float32)}, {}, "has one of the two matrices"),
         (pair() | {f"{Q}.lora_magnitude_vector": np.ones(32, np.float32)}, {}, "is of DoRA"),
-        (pair() | {"lm_head.weight": np.ones((60, 32), np.float32)}, {}, "resized vocabulary, which is not supported"),
         (pair() | {"model.norm.weight": np.ones(32, np.float32)}, {}, "is no part of a LoRA adapter"),
         (pair(columns=2000), {}, "more than any matrix of the model needs at a rank of 8"),
         (pair("lm_head", rows=60), {}, "lm_head has a matrix of \\(60, 8\\), the model needs \\(50, 8\\)"),
@@ -143,13 +148,13 @@ def test_files_that_are_missing_or_damaged(model: Path, tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
     (folder / "adapter_model.bin").write_bytes(b"pickle")
     with pytest.raises(ModelError, match=r"adapter_model\.safetensors is missing; adapters are read from safetensors"):
-        read_adapter(folder, CONFIG, ({}, {}), model, 64)
+        read_adapter(folder, CONFIG, ({}, {}), OUTER, model, 64)
     (folder / "adapter_model.safetensors").write_bytes(b"\xff" * 40)
     with pytest.raises(ModelError, match="not a safetensors file"):
-        read_adapter(folder, CONFIG, ({}, {}), model, 64)
+        read_adapter(folder, CONFIG, ({}, {}), OUTER, model, 64)
     save_file({}, folder / "adapter_model.safetensors")
     with pytest.raises(ModelError, match="has no tensors"):
-        read_adapter(folder, CONFIG, ({}, {}), model, 64)
+        read_adapter(folder, CONFIG, ({}, {}), OUTER, model, 64)
     (folder / "adapter_config.json").write_text("[]")
     with pytest.raises(ModelError, match="not the configuration of an adapter"):
         read_adapter_config(folder)

@@ -12,10 +12,12 @@ import pytest
 from tests.support.adapters import save_adapter
 
 from octavo_inference.checkpoints.peft import read_adapter
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import Adapter
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layers import Experts, LayerParts
+from octavo_inference.models.weights import Tensor
 
 COUNT, INNER, HIDDEN, RANK = 4, 24, 32, 3
 CONFIG = ModelConfig(
@@ -49,7 +51,8 @@ def read(
     (model / "config.json").write_text(json.dumps({"architectures": [family]}))
     given = {"r": RANK, "lora_alpha": 2 * RANK, "target_parameters": ["mlp.experts.gate_up_proj"]}
     saved = save_adapter(folder / "adapter", tensors, **given | fields)
-    return read_adapter(saved, config, ({}, {}), model, 64)
+    none = Tensor("f32", (config.vocab, config.hidden), np.zeros((config.vocab, config.hidden), np.float32))
+    return read_adapter(saved, config, ({}, {}), OuterMatrices(none, none), model, 64)
 
 
 def deltas(tensors: dict[str, np.ndarray], module: str, size: tuple[int, int], scale: float = 2.0) -> np.ndarray:

@@ -109,7 +109,7 @@ def test_each_of_several_gpus_holds_its_part_of_adapters(gpu: Make) -> None:
     """Elements for each rank of an adapter, and its biases, of each number of GPUs."""
     assert BIG.gpu is not None
     shares = tuple(
-        msgspec.structs.replace(one, adapter_elements=3_000_000 // one.ranks, adapter_biases=1_000_000 // one.ranks)
+        msgspec.structs.replace(one, adapter_elements=3_000_000 // one.ranks, adapter_fixed=1_000_000 // one.ranks)
         for one in BIG.gpu.shares
     )
     found = msgspec.structs.replace(BIG, gpu=msgspec.structs.replace(BIG.gpu, shares=shares))

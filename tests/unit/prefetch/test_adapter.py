@@ -48,10 +48,22 @@ def test_rank_and_size_come_from_the_headers(adapters: FakeHub, tmp_path: Path) 
     )
 
 
+def test_whole_matrices_are_known_by_their_headers(adapters: FakeHub) -> None:
+    """Whether they differ from the model's in more rows than are supported is known when a server loads them."""
+    adapters.files = adapter_files(modules_to_save=["lm_head"])
+    shapes = {"base_model.model.lm_head.weight": (1000, 64)}
+    adapters.files["adapter_model.safetensors"] = safetensors(shapes, "F32")
+    found = look_at_adapter("hf://org/tiny")
+    assert isinstance(found, AdapterInspection)
+    assert found.file_bytes > 4 * 1000 * 64
+
+
 @pytest.mark.parametrize(
     ("files", "reason", "message"),
     [
         (adapter_files(use_dora=True), "InvalidModel", "DoRA"),
+        (adapter_files(modules_to_save=["score"]), "InvalidModel", "modules_to_save has 'score'"),
+        (adapter_files(trainable_token_indices=list(range(513))), "InvalidModel", "has 513 ids; up to 512"),
         (adapter_files(peft_type="IA3"), "InvalidModel", "only LORA is supported"),
         ({"adapter_config.json": b"{}"}, "InvalidModel", "has no adapter_model.safetensors"),
         (

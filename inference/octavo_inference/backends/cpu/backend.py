@@ -193,7 +193,7 @@ class CpuBackend:
         self._adapters = (abi.AdapterArgs * adapter_slots)()
         self._loaded: list[PackedAdapter | None] = [None] * adapter_slots
         format_of_adapters: WeightFormat = "f32" if format_ == "f32" else "bf16"
-        self._packer = AdapterPacker(kernels, config, shapes, layers, packed.lm_head.rows, format_of_adapters, ranks)
+        self._packer = AdapterPacker(kernels, config, shapes, layers, packed.lm_head, format_of_adapters, ranks)
         self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes

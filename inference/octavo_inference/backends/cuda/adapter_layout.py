@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, MOST_PARTS, TILE, TILE_FIELDS, UNIT
-from octavo_inference.models.adapter import PLAIN_FIELDS
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS, PLAIN_FIELDS
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import LayerWeights, Weights, part_tensors
 
@@ -103,11 +103,22 @@ def rank_for(matrices: Sequence[AdaptedMatrix], elements: int) -> int:
     return UNIT * -(-(elements - biases) // (slot_elements(matrices, UNIT) - biases))
 
 
+def row_width(matrices: Sequence[AdaptedMatrix]) -> int:
+    """Elements of a row of the embedding and of lm_head."""
+    return next(sum(matrix.rows) for matrix in matrices if matrix.name == "embedding")
+
+
+def token_rows_bytes(width: int, element: int) -> int:
+    """Bytes of a slot's rows of tokens: those of embedding and head, each with an id, a bias, and their count."""
+    return 2 * (MOST_TOKEN_ROWS * (width * element + 8) + 4)
+
+
 def slots_bytes(matrices: Sequence[AdaptedMatrix], slots: int, rank: int, element: int) -> int:
     """Bytes of slots on the device, with the entries and tiles of their matrices; an element has `element` bytes."""
     tiles = sum(-(-count // TILE) for outputs in {matrix.outputs for matrix in matrices} for count in outputs)
     entries = sum(matrix.entries for matrix in matrices)
-    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * entries) + 4 * TILE_FIELDS * tiles
+    rows = token_rows_bytes(row_width(matrices), element)
+    return slots * (slot_elements(matrices, rank) * element + 4 * ENTRY * entries + rows) + 4 * TILE_FIELDS * tiles
 
 
 def products_width(config: ModelConfig, rank: int) -> int:

@@ -10,7 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor as Torch
 
-from octavo_inference.backends.cuda.adapter_layout import FIELDS, AdaptedMatrix, padded, rank_for, slot_elements
+from octavo_inference.backends.cuda.adapter_layout import (
+    FIELDS,
+    AdaptedMatrix,
+    padded,
+    rank_for,
+    row_width,
+    slot_elements,
+)
 from octavo_inference.backends.cuda.buffers import StepBuffers
 from octavo_inference.backends.cuda.inputs import Inputs
 from octavo_inference.backends.cuda.kernels.adapter_choices import changed_choices
@@ -20,22 +27,28 @@ from octavo_inference.backends.cuda.kernels.adapter_expand import expand, output
 from octavo_inference.backends.cuda.kernels.adapter_rows import spread_slots
 from octavo_inference.backends.cuda.kernels.adapter_shrink import shrink, shrink_ids
 from octavo_inference.backends.cuda.kernels.expert_sort import most_blocks, sort_by_expert
+from octavo_inference.backends.cuda.kernels.token_rows import SlotRows, own_embeddings, own_logits
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.adapter import Adapter, LowRank, require_supported
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS, Adapter, LowRank, TokenRows, require_supported
 from octavo_protocol.adapters import MAX_ADAPTER_RANK
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedAdapter:
-    """An adapter in host memory, as a slot holds it: `numbers` and `entries` of `adapter_entries`."""
+    """An adapter in host memory, as a slot holds it: `numbers` and `entries` of `adapter_entries`.
+
+    `rows` are those of embedding and head: ids, rows, biases.
+    """
 
     numbers: Torch
     entries: Torch
+    rows: tuple[tuple[Torch, Torch, Torch], ...]
 
     @property
     def nbytes(self) -> int:
         """Bytes of both."""
-        return self.numbers.nbytes + self.entries.nbytes
+        rows = sum(tensor.nbytes for own in self.rows for tensor in own)
+        return self.numbers.nbytes + self.entries.nbytes + rows
 
 
 class DeviceAdapters:
@@ -64,6 +77,7 @@ class DeviceAdapters:
         self._firsts = np.cumsum([0, *(matrix.entries for matrix in matrices)]).tolist()
         self._numbers = torch.zeros((slots, slot_elements(matrices, max_rank)), dtype=dtype, device=device)
         self._entries = torch.zeros((slots, self._firsts[-1], ENTRY), dtype=torch.int32, device=device)
+        self._rows = tuple(_slot_rows(slots, row_width(matrices), dtype, device) for _ in range(2))
         tiles = {outputs: output_tiles(outputs, device) for outputs in {matrix.outputs for matrix in matrices}}
         self._tiles = [tiles[matrix.outputs] for matrix in matrices]
         self._buffers = buffers
@@ -94,10 +108,29 @@ class DeviceAdapters:
             else:
                 _fill(matrix, change, numbers[at:end], at, own[0])
             at = end
-        return PinnedAdapter(numbers, entries)
+        rows = tuple(self._token_rows(own) for own in (adapter.embedding_rows, adapter.lm_head_rows))
+        return PinnedAdapter(numbers, entries, rows)
+
+    def _token_rows(self, own: TokenRows | None) -> tuple[Torch, Torch, Torch]:
+        if own is None:
+            own = TokenRows(np.empty(0, np.int32), np.empty((0, self._rows[0].rows.shape[2]), np.float32))
+        bias = np.zeros(len(own.ids), np.float32) if own.bias is None else own.bias
+        found = torch.from_numpy(own.ids), torch.from_numpy(own.rows).to(self._numbers.dtype), torch.from_numpy(bias)
+        if not self._pinned:
+            return found
+        ids, rows, biases = (each.contiguous().pin_memory() for each in found)
+        return ids, rows, biases
 
     def load(self, slot: int, adapter: PinnedAdapter | None) -> None:
         """Put an adapter into a slot, or empty it, before later launches on the current stream."""
+        for number, own in enumerate(self._rows):
+            if adapter is None:
+                own.counts[slot].zero_()
+                continue
+            ids, rows, biases = adapter.rows[number]
+            own.counts[slot].fill_(len(ids))
+            for held, given in ((own.ids, ids), (own.rows, rows), (own.biases, biases)):
+                held[slot, : len(given)].copy_(given, non_blocking=True)
         if adapter is None:
             self._entries[slot].zero_()
             return
@@ -211,6 +244,24 @@ class DeviceAdapters:
             block=block_rows(len(tokens), self._numbers.dtype),
         )  # fmt: skip
 
+    def replace_embedding(
+        self, tokens: Torch, out: Torch, scale: float, positions: Torch, learned: Torch | None
+    ) -> None:
+        """Write the embeddings of tokens [T] whose rows their adapters bring, times `scale`, to out [T, hidden].
+
+        `learned` embeddings of `positions` are added where the model has them.
+        """
+        slots, at = self._buffers.adapter_slots[: len(tokens)], None if learned is None else positions
+        own_embeddings(tokens, slots, self._rows[0], out, factor=scale, positions=at, learned=learned)
+
+    def replace_logits(self, x: Torch, logits: Torch) -> None:
+        """Write the logits of ids whose rows of lm_head the adapters of x [M, hidden] bring.
+
+        M rows were sorted last.
+        """
+        places, blocks = self._blocks(len(x))
+        own_logits(x, places, blocks, self._rows[1], logits)
+
     def _of(self, place: int) -> Torch:
         """The entries of a matrix in all slots, and of those behind it."""
         return self._entries[:, self._firsts[place]]
@@ -248,6 +299,17 @@ class DeviceAdapters:
         """Places and blocks of so many rows, sorted before."""
         most = most_blocks(rows, self.slots, block_rows(rows, self._numbers.dtype))
         return self._buffers.adapter_places, self._buffers.adapter_blocks[:most]
+
+
+def _slot_rows(slots: int, width: int, dtype: torch.dtype, device: torch.device) -> SlotRows:
+    """The rows of tokens of all slots for one matrix, none yet."""
+    places = (slots, MOST_TOKEN_ROWS)
+    return SlotRows(
+        torch.zeros(places, dtype=torch.int32, device=device),
+        torch.zeros(slots, dtype=torch.int32, device=device),
+        torch.zeros((*places, width), dtype=dtype, device=device),
+        torch.zeros(places, device=device),
+    )
 
 
 def _elements(matrix: AdaptedMatrix, changes: Sequence[LowRank | None]) -> int:

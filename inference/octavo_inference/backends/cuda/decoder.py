@@ -67,6 +67,9 @@ class Decoder:
         if adapters is not None and inputs.adapter is not None:
             adapters.begin(inputs, inputs.adapter)
             adapters.add_embedding(tokens, residual, config.embedding_scale)
+            adapters.replace_embedding(
+                tokens, residual, config.embedding_scale, buffers.positions[:count], weights.embedding.positions
+            )
         if weights.embedding_norm is not None:
             normalize(residual, weights.embedding_norm, config.norm_eps, residual)
         parts = list(self._parts())
@@ -184,6 +187,8 @@ class Decoder:
         if adapters is not None:
             adapters.add(None, "lm_head", buffers.sampled[:count], own)
         group.gather(logits, buffers.gathered)
+        if adapters is not None:
+            adapters.replace_logits(buffers.sampled[:count], logits)
         if config.logit_scale != 1.0:
             logits.mul_(config.logit_scale)
         if config.logit_softcap is not None:

@@ -15,6 +15,8 @@ from octavo_inference.backends.cuda.adapter_layout import (
     choice_elements,
     choice_width,
     products_width,
+    row_width,
+    token_rows_bytes,
 )
 from octavo_inference.backends.cuda.kernels.adapter_entries import ENTRY, UNIT
 from octavo_inference.backends.cuda.kernels.decode_parts import shares_for
@@ -130,7 +132,8 @@ def _share(config: ModelConfig, weights: Weights, ranks: int) -> GpuShare:
         ordered=tuple(name for name, plan in plans.items() if plan.ordered),
         adapter_elements=sum(matrix.rank_elements for matrix in matrices),
         # Biases, and the entries of matrices.
-        adapter_biases=sum(matrix.bias_elements + 2 * ENTRY * matrix.entries for matrix in matrices),
+        adapter_fixed=sum(matrix.bias_elements + 2 * ENTRY * matrix.entries for matrix in matrices)
+        + token_rows_bytes(row_width(matrices), 2) // 2,
         adapter_products=products_width(config, UNIT) // UNIT,
         adapter_choice_elements=choice_elements(config) - config.hidden if config.experts else 0,
     )

@@ -10,7 +10,7 @@ from torch import Tensor as Torch
 from torch.nn.functional import linear
 
 from octavo_inference.core.model_input import Int32
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
 
 Part = tuple[Torch, Torch, Torch | None]
 """`down`, `up` and bias of a `LowRank`."""
@@ -18,16 +18,21 @@ Part = tuple[Torch, Torch, Torch | None]
 
 @dataclass(frozen=True, slots=True)
 class PreparedAdapter:
-    """An adapter in torch: of each layer by field, and of the outer parts under `embedding` and `lm_head`."""
+    """An adapter in torch: of each layer by field, and of the outer parts under `embedding` and `lm_head`.
+
+    `rows` are those that take the place of the model's, under the same names, by id; with their biases.
+    """
 
     layers: tuple[Mapping[str, Part], ...]
     outer: Mapping[str, Part]
+    rows: Mapping[str, Mapping[int, tuple[Torch, float]]]
 
     @property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         parts = (part for changes in (*self.layers, self.outer) for part in changes.values())
-        return sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
+        rows = sum(row.nbytes for own in self.rows.values() for row, _ in own.values())
+        return rows + sum(tensor.nbytes for part in parts for tensor in part if tensor is not None)
 
 
 def prepare(adapter: Adapter) -> PreparedAdapter:
@@ -36,7 +41,16 @@ def prepare(adapter: Adapter) -> PreparedAdapter:
     return PreparedAdapter(
         tuple({field: _part(change) for field, change in layer.items()} for layer in adapter.layers),
         {name: _part(change) for name, change in outer.items() if change is not None},
+        {"embedding": _by_id(adapter.embedding_rows), "lm_head": _by_id(adapter.lm_head_rows)},
     )
+
+
+def _by_id(found: TokenRows | None) -> dict[int, tuple[Torch, float]]:
+    if found is None:
+        return {}
+    biases = [0.0] * len(found.ids) if found.bias is None else found.bias.tolist()
+    rows = zip(torch.from_numpy(found.rows), biases, strict=True)
+    return dict(zip(found.ids.tolist(), rows, strict=True))
 
 
 def _part(change: LowRank) -> Part:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor as Torch
 from torch.nn.functional import linear
 
-from octavo_inference.backends.reference.adapters import Changes, PreparedAdapter, prepare, step_changes
+from octavo_inference.backends.reference.adapters import PreparedAdapter, prepare, step_changes
 from octavo_inference.backends.reference.functions import norm_of, softcap
 from octavo_inference.backends.reference.layer import Layer
 from octavo_inference.backends.reference.pool_rows import copy_rows, read_rows, write_rows
@@ -149,7 +149,7 @@ class ReferenceBackend:
         """The last hidden states in tiles, and the place in them of each query token."""
         tiles, places = place_tokens(batch.positions)
         x = torch.zeros(tiles * TILE, self._config.hidden)
-        embedded = self._embedding[index(batch.tokens)] * self._config.embedding_scale
+        embedded = self._embed(batch) * self._config.embedding_scale
         if self._positions is not None:
             embedded = embedded + self._positions[index(batch.positions)]
         if self._token_type is not None:
@@ -158,21 +158,25 @@ class ReferenceBackend:
             embedded += index(batch.token_types)[:, None] * (self._second_token_type - self._token_type)
         x[places] = embedded
         changes = step_changes(self._adapters, batch.adapter, places, len(x))
-        if changes.rows:
-            x[places] += self._embedding_changes(changes.outer.of(places), batch.tokens)
         x = tiled(self._embedding_norm, x)
         for number, layer in enumerate(self._layers):
             x = layer(x, places, batch, changes.layer(number))
         return x, places
 
-    def _embedding_changes(self, changes: Changes, tokens: Int32) -> Torch:
-        """What adapters add to the embeddings of tokens."""
-        added = torch.zeros(len(tokens), self._config.hidden)
-        for row, (parts, token) in enumerate(zip(changes.rows, tokens.tolist(), strict=True)):
-            if parts is not None and "embedding" in parts:
-                down, up, _ = parts["embedding"]
-                added[row] = linear(down[:, token][None].clone(), up)[0] * self._config.embedding_scale
-        return added
+    def _embed(self, batch: Batch) -> Torch:
+        """The embeddings of a step's tokens, with the changes of their adapters."""
+        if not len(batch.adapter):
+            return self._embedding[index(batch.tokens)]
+        rows = []
+        for token, slot in zip(batch.tokens.tolist(), batch.adapter.tolist(), strict=True):
+            adapter = self._adapters[slot] if slot >= 0 else None
+            own = None if adapter is None else adapter.rows["embedding"].get(token)
+            row = self._embedding[token] if own is None else own[0]
+            if own is None and adapter is not None and "embedding" in adapter.outer:
+                down, up, _ = adapter.outer["embedding"]
+                row = row + linear(down[:, token][None].clone(), up)[0]
+            rows.append(row)
+        return torch.stack(rows)
 
     def _score(self, x: Torch, places: Torch, batch: Batch, rows: ScoreRows) -> ScoredTokens:
         pieces = range(0, len(rows.row), _SCORED_ROWS)
@@ -198,6 +202,10 @@ class ReferenceBackend:
         changes = step_changes(self._adapters, adapter, chosen, len(last)).outer
         product = tiled(lambda t: linear(t, self._head, self._head_bias), last)
         logits = changes.add("lm_head", last, product)[chosen]
+        for row, slot in enumerate(adapter.tolist()):
+            own = self._adapters[slot] if slot >= 0 else None
+            for token, (values, bias) in ({} if own is None else own.rows["lm_head"]).items():
+                logits[row, token] = linear(states[row : row + 1].clone(), values[None])[0, 0] + bias
         return softcap(logits * self._config.logit_scale, self._config.logit_softcap).numpy()
 
     @torch.inference_mode()

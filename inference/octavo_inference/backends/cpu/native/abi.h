@@ -158,12 +158,21 @@ struct LowRank {
   int32_t ranks;                 // in whole blocks
 };
 
+// Rows of the embedding or of lm_head that take the place of the model's, changes of low rank included; count 0: none.
+struct TokenRows {
+  const int32_t* ids;  // [count], in ascending order
+  const void* rows;    // [count][hidden], of the model's format
+  const float* bias;   // [count], added to logits; null for none
+  int32_t count;
+};
+
 // An adapter in a slot: its changes of ADAPTED_PARTS matrices of each layer, of lm_head, then of gate_up and down of each
 // expert of each layer, the shared MLP last; null in an empty slot. The change of embeddings has rank 0 for none.
 struct Adapter {
   const LowRank* parts;
   const float *embedding_down, *embedding_up;  // [vocab][rank], [rank][hidden]
   int32_t embedding_rank;
+  TokenRows embedding_rows, head_rows;
 };
 
 // Sizes of latent attention (models/layers.py), and its buffers; rank 0: the model has none. by_head has the activation

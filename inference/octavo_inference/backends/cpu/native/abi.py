@@ -23,7 +23,7 @@ PackedFormat = Literal[
     "int8_minimum",
     "fp8",
 ]
-VERSION = 18
+VERSION = 19
 FORMATS: dict[Format, int] = {
     "f32": 0,
     "bf16": 1,
@@ -272,12 +272,19 @@ class LowRankArgs(ctypes.Structure):
     ]
 
 
+class TokenRowsArgs(ctypes.Structure):
+    """Rows of the embedding or of lm_head in the place of the model's."""
+
+    _fields_: ClassVar[Fields] = [*[(name, c_void_p) for name in ("ids", "rows", "bias")], ("count", c_int32)]
+
+
 class AdapterArgs(ctypes.Structure):
     """An adapter in a slot."""
 
     _fields_: ClassVar[Fields] = [
         *[(name, c_void_p) for name in ("parts", "embedding_down", "embedding_up")],
         ("embedding_rank", c_int32),
+        *[(name, TokenRowsArgs) for name in ("embedding_rows", "head_rows")],
     ]
 
 

@@ -14,7 +14,7 @@ from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.packed_formats import WeightFormat
 from octavo_inference.backends.cpu.native.packing import address
 from octavo_inference.common.memory_advice import Arena
-from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, Float32, LowRank, require_supported
+from octavo_inference.models.adapter import PLAIN_FIELDS, Adapter, Float32, LowRank, TokenRows, require_supported
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Weights, bf16_bits, part_tensors
 
@@ -60,14 +60,15 @@ class PackedAdapter:
 class AdapterPacker:
     """Packs adapters of one model, in any thread: with a thread of its own, since steps run meanwhile.
 
-    `layers` are the packed layers; `stride` the ranks that a row's products may have, in whole panels.
+    `layers` are the packed layers, `lm_head` the packed head; `stride` the ranks that a row's products may have, in
+    whole panels.
     """
 
     kernels: Kernels
     config: ModelConfig
     shapes: Shapes
     layers: ctypes.Array[abi.LayerArgs]
-    lm_head_rows: int
+    lm_head: abi.PackedMatrix
     format: WeightFormat
     stride: int
 
@@ -91,13 +92,17 @@ class AdapterPacker:
                         parts[head + 1 + 2 * (number * experts + expert) + last] = changed
         if adapter.lm_head is not None:
             rows, rank = adapter.lm_head.up.shape
-            up = np.zeros((self.lm_head_rows, rank), np.float32)
+            up = np.zeros((self.lm_head.rows, rank), np.float32)
             up[:rows] = adapter.lm_head.up
-            parts[head] = self._low_rank(found, adapter.lm_head.down, up, None, None)
+            parts[head] = self._low_rank(found, adapter.lm_head.down, up, None, _order(self.lm_head))
         found.args.parts = ctypes.addressof(parts)
         found.keep.append(parts)
         if adapter.embedding is not None:
             self._embedding(found, adapter.embedding)
+        if adapter.embedding_rows is not None:
+            found.args.embedding_rows = self._token_rows(found, adapter.embedding_rows, None)
+        if adapter.lm_head_rows is not None:
+            found.args.head_rows = self._token_rows(found, adapter.lm_head_rows, _order(self.lm_head))
         return found
 
     def _part(
@@ -138,10 +143,7 @@ class AdapterPacker:
             if change.bias is not None:
                 bias = np.zeros(matrix.rows, np.float32) if bias is None else bias
                 bias[at] = change.bias
-        order = None
-        if matrix.order:
-            order = np.ctypeslib.as_array((ctypes.c_int32 * columns).from_address(matrix.order))
-        return self._low_rank(found, down, up, bias, order)
+        return self._low_rank(found, down, up, bias, _order(matrix))
 
     def _expert(self, number: int, expert: int) -> tuple[tuple[list[str], abi.PackedMatrix], ...]:
         """The fields and matrices of an expert's two products; the last expert is the shared MLP."""
@@ -214,12 +216,33 @@ class AdapterPacker:
         )
         return matrices[part]
 
+    def _token_rows(self, found: PackedAdapter, own: TokenRows, order: NDArray[np.int32] | None) -> abi.TokenRowsArgs:
+        """Rows with their columns in an `order`, None for their own."""
+        ids, rows = (
+            np.ascontiguousarray(own.ids),
+            self._stored(found, own.rows if order is None else own.rows[:, order]),
+        )
+        result = abi.TokenRowsArgs(ids=address(ids), rows=rows, count=len(ids))
+        found.keep.append(ids)
+        if own.bias is not None:
+            bias = np.ascontiguousarray(own.bias, np.float32)
+            result.bias = address(bias)
+            found.keep.append(bias)
+        return result
+
     def _embedding(self, found: PackedAdapter, change: LowRank) -> None:
         down, up = np.ascontiguousarray(change.down.T), np.ascontiguousarray(change.up.T)
         found.args.embedding_down, found.args.embedding_up = address(down), address(up)
         found.args.embedding_rank = change.rank
         found.keep += [down, up]
         found.nbytes += down.nbytes + up.nbytes
+
+
+def _order(matrix: abi.PackedMatrix) -> NDArray[np.int32] | None:
+    """The order of a packed matrix's columns, None for their own."""
+    if not matrix.order:
+        return None
+    return np.ctypeslib.as_array((ctypes.c_int32 * matrix.cols).from_address(matrix.order))
 
 
 def most_ranks(max_rank: int, panel: int, shapes: Shapes) -> int:

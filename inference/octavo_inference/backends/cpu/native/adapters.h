@@ -115,6 +115,41 @@ struct RowChanges {
   }
 };
 
+// The place of an id among those of rows, -1 if it is none of them.
+inline int32_t place_of(const TokenRows& rows, int32_t id) {
+  const int32_t *end = rows.ids + rows.count, *at = std::lower_bound(rows.ids, end, id);
+  return at != end && *at == id ? int32_t(at - rows.ids) : -1;
+}
+
+// Calls f(row) with the elements of a row, of either format.
+template <class F>
+inline void with_row(const TokenRows& rows, int32_t place, i64 width, int32_t format, F&& f) {
+  if (format == FORMAT_F32)
+    f(static_cast<const float*>(rows.rows) + place * width);
+  else
+    f(static_cast<const bf16*>(rows.rows) + place * width);
+}
+
+// Writes an adapter's own row for a token; false if it has none.
+inline bool own_embedding(const Adapter& adapter, int32_t token, float* out, i64 width, int32_t format) {
+  const int32_t place = place_of(adapter.embedding_rows, token);
+  if (place < 0) return false;
+  with_row(adapter.embedding_rows, place, width, format, [&](const auto* row) {
+    for (i64 i = 0; i < width; i += W) store(out + i, load(row + i));
+  });
+  return true;
+}
+
+// The product of a normed hidden state with a row of an adapter's own head.
+template <class Act>
+inline float own_logit(const TokenRows& rows, int32_t place, const Act* state, i64 width, int32_t format) {
+  Vec acc = {};
+  with_row(rows, place, width, format, [&](const auto* row) {
+    for (i64 i = 0; i < width; i += W) acc = fma(load(state + i), load(row + i), acc);
+  });
+  return sum(acc) + (rows.bias ? rows.bias[place] : 0.0f);
+}
+
 // Adds an adapter's change of a token's embedding to it.
 inline void change_embedding(const Adapter& adapter, int32_t token, float* out, i64 width, float scale) {
   const float* factors = adapter.embedding_down + i64(token) * adapter.embedding_rank;

@@ -32,7 +32,9 @@ class Forward final : public Job {
         adapters_{b.adapter, s.adapter, layers_.data()},
         latent_plan_(m, b, team_size), expert_plan_(m, b),
         pooled_(pooled_tokens(p)),
-        best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) ? size_t(team_size * s.count) : 0) {
+        own_logits_(have_own_logits(m, s)),
+        best_((task == Task::SAMPLE || task == Task::CHOOSE) && only_best(s) && !own_logits_ ? size_t(team_size * s.count)
+                                                                                           : 0) {
     for (const Layer& layer : layers_)
       if (layer.qkv.rows && !m.latent.rank) plans_.try_emplace({layer.heads, layer.kv_heads}, m, layer, b, team_size);
   }
@@ -58,6 +60,7 @@ class Forward final : public Job {
       return step.watch.lap(profile_.lm_head);
     }
     step.linear(m_.lm_head, sampled, logits, step.adapted_head());
+    if (own_logits_) step.rows(s_.count, [&](i64 r) { write_own_logits(logits, r); });
     step.watch.lap(profile_.lm_head);
     if (task_ != Task::LOGITS) choose(step);
   }
@@ -65,10 +68,12 @@ class Forward final : public Job {
  private:
   void embed(Step<P>& step, i64 t) {
     float* x = step.state(t);
-    dequantize_row(m_.embedding, b_.tokens[t], x);
+    const int32_t token = b_.tokens[t];
+    const Adapter* adapter = b_.adapter && b_.adapter[t] >= 0 ? m_.adapters + b_.adapter[t] : nullptr;
+    const bool own = adapter && own_embedding(*adapter, token, x, m_.hidden, m_.format);
+    if (!own) dequantize_row(m_.embedding, token, x);
     if (m_.embedding_scale != 1) scale_row(x, m_.embedding_scale, m_.hidden);
-    if (b_.adapter && b_.adapter[t] >= 0)
-      change_embedding(m_.adapters[b_.adapter[t]], b_.tokens[t], x, m_.hidden, m_.embedding_scale);
+    if (adapter && !own) change_embedding(*adapter, token, x, m_.hidden, m_.embedding_scale);
     if (m_.positions.data) {
       dequantize_row(m_.positions, b_.positions[t], step.scratch());
       add_row(step.scratch(), x, m_.hidden);
@@ -99,6 +104,24 @@ class Forward final : public Job {
       ExpertsPart<P>(step, layer, size_t(&layer - layers_.data()), expert_plan_).run();
     else if (layer.gate_up.rows)
       mlp_part(step, layer);
+  }
+
+  // Whether an adapter of a sampled row has rows of lm_head.
+  static bool have_own_logits(const Model& m, const Sampling& s) {
+    for (int32_t r = 0; s.adapter && r < s.count; r++)
+      if (s.adapter[r] >= 0 && m.adapters[s.adapter[r]].head_rows.count) return true;
+    return false;
+  }
+
+  // Writes the logits of ids for which the row's adapter has rows of its own. The product with lm_head has left the
+  // normed states of the rows, in the order of its columns.
+  void write_own_logits(const StoreLogits& logits, i64 r) {
+    if (s_.adapter[r] < 0) return;
+    const TokenRows& own = m_.adapters[s_.adapter[r]].head_rows;
+    const Act* state = static_cast<const Act*>(m_.normed) + r * m_.hidden;
+    float* out = m_.logits + r * m_.lm_head.rows;
+    for (int32_t place = 0; place < own.count; place++)
+      out[own.ids[place]] = logits.shape(splat(own_logit(own, place, state, m_.hidden, m_.format)))[0];
   }
 
   void choose(Step<P>& step) {
@@ -145,6 +168,7 @@ class Forward final : public Job {
   LatentPlan latent_plan_;
   ExpertPlan expert_plan_;
   const std::vector<int32_t> pooled_;
+  const bool own_logits_;
   std::vector<Best> best_;  // [team][rows], if only the best logits are asked for: then no logits are stored
 };
 

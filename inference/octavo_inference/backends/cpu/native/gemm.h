@@ -41,7 +41,9 @@ struct StoreLogits {
   float scale, cap;
   OCTAVO_INLINE void expect(i64 row, i64 col) const { expect_lines(out + row * stride + col, PANEL * sizeof(float)); }
   OCTAVO_INLINE Vec finish(Vec v, i64 col) const {
-    if (bias) v += load(bias + col);
+    return shape(bias ? v + load(bias + col) : v);
+  }
+  OCTAVO_INLINE Vec shape(Vec v) const {
     if (scale != 1) v *= scale;
     return cap > 0 ? softcap(v, cap) : v;
   }

@@ -34,7 +34,7 @@ void run_linear(Team& team, const Matrix& matrix, const Input& input, int64_t ro
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void octavo_info(Info* info) {
-  *info = Info{18, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
+  *info = Info{19, W, PANEL, MAX_ROWS, int32_t(sizeof(Bf16::Act)), ROUNDS_ACTIVATIONS ? int32_t(sizeof(Int8Block)) : 0};
 }
 
 EXPORT Team* octavo_team_create(int32_t threads) { return new Team(threads); }

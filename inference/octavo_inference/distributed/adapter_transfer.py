@@ -108,7 +108,8 @@ def _shape(part: LowRank) -> PartShape:
 
 
 def _rows_shape(own: TokenRows) -> RowsShape:
-    return RowsShape(*own.rows.shape, own.bias is not None)
+    count, width = own.rows.shape
+    return RowsShape(count, width, own.bias is not None)
 
 
 def _bytes(array: NDArray[np.generic]) -> memoryview:

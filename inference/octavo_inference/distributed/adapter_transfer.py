@@ -108,7 +108,7 @@ def _shape(part: LowRank) -> PartShape:
 
 
 def _rows_shape(own: TokenRows) -> RowsShape:
-    return RowsShape(*own.rows.shape, own.bias is not None)
+    return RowsShape(len(own.ids), own.rows.shape[1], own.bias is not None)
 
 
 def _bytes(array: NDArray[np.generic]) -> memoryview:

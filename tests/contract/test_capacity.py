@@ -148,7 +148,8 @@ def test_the_engine_keeps_no_more_adapters_than_was_expected(
     prepared = [each.read.prepared for each in engine.adapters._offered.values() if each.read is not None]
     kept = [each.nbytes for each in prepared if each is not None]
     assert sum(kept) <= expected.adapters
-    assert max(kept) == pytest.approx(expected.adapters / 2, rel=0.05), "the largest are as large as was expected"
+    matrices = expected.adapters / 2 - 2 * smollm2.adapter_fixed  # in bfloat16
+    assert max(kept) == pytest.approx(matrices, rel=0.05), "the largest without rows of tokens are as expected"
     assert 2 < len(kept) < 6, "more than the device has, and not all"
     assert "failed" not in states.values()
 

@@ -28,6 +28,8 @@ from .gguf_files import GGUF, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
 RANK, ALPHA = 8, 12.0
+# Large changes of random weights enlarge what float32 rounds, by processor up to 3e-4. One that is left out is 1e-1.
+TOLERANCE = 1e-3
 # Families whose embeddings or heads have other names, scales, caps or biases, or are the same matrix.
 ROWS = (
     *("llama", "gemma2", "gemma3", "granite", "mixtral", "minicpm3"),
@@ -140,7 +142,7 @@ def test_from_safetensors(name: str, tmp_path: Path) -> None:
     save(model, tmp_path / "model")
     changed = change(model, tmp_path / "adapter")
     for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend)
+        compare(family, Mixed(changed, model), backend, TOLERANCE)
 
 
 def change_fused(model: Any, folder: Path, *, older: bool) -> Any:
@@ -180,7 +182,7 @@ def test_of_all_experts_in_one_tensor(name: str, older: bool, tmp_path: Path) ->
     save(model, tmp_path / "model")
     changed = change_fused(model, tmp_path / "adapter", older=older)
     for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend)
+        compare(family, Mixed(changed, model), backend, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", GGUF)
@@ -190,7 +192,7 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     changed = change(model, tmp_path / "adapter")
     for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend)
+        compare(family, Mixed(changed, model), backend, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", params(ROWS))
@@ -200,7 +202,7 @@ def test_rows_of_tokens(name: str, tmp_path: Path) -> None:
     save(model, tmp_path / "model")
     changed = replace_rows(model, tmp_path / "adapter")
     for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend)
+        compare(family, Mixed(changed, model), backend, TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -210,4 +212,4 @@ def test_rows_of_tokens_from_gguf(name: str, tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     changed = replace_rows(model, tmp_path / "adapter")
     for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend)
+        compare(family, Mixed(changed, model), backend, TOLERANCE)

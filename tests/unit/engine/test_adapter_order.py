@@ -78,7 +78,7 @@ def test_a_tenant_that_waits_for_an_adapter_keeps_its_turn_for_the_model() -> No
 
 def read_pool(slots: int, order: FairQueue[str]) -> AdapterPool:
     """Five adapters that have been read."""
-    pool = AdapterPool(EchoBackend(64, adapter_slots=slots), Reader(), 32, order)
+    pool = AdapterPool(EchoBackend(64, adapter_slots=slots), Reader(), 32, None, order)
     for key in "01234":
         pool.offer(key, key)
         while "loading" in [state.state for state in pool.changes() or []]:

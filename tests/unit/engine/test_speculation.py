@@ -295,13 +295,15 @@ class Remembered(Guesser):
     limits=LIMITS,
     arrivals=st.lists(st.integers(0, 3), min_size=7, max_size=7),
     stops=st.sets(st.integers(0, 59), max_size=6),
-    randomness=st.randoms(use_true_random=False),
+    seed=st.integers(0, 2**32),
 )
 def test_guided_answers_are_those_without_guesses(
     requests: list[Any], blocks: int, limits: dict[str, Any], arrivals: list[int], stops: set[int],
-    randomness: random.Random,
+    seed: int,
 ) -> None:  # fmt: skip
     """With grammars, thinking and its budget, allowed ids, forced tokens and several answers to a request."""
+    # Not drawn by hypothesis: how many numbers a run takes depends on when a thread has compiled a grammar.
+    randomness = random.Random(seed)
     answers: dict[tuple[str, int], list[int]] = {}
     for speculator in (None, Speculator(Remembered(answers, randomness), 5)):
         compiler = Compiler()

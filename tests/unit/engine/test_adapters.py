@@ -112,6 +112,17 @@ def test_answers_and_prefixes_are_those_of_the_adapter(server: Server) -> None:
     assert all(found[name][0].cached_tokens == 4 for name in "abcd")
 
 
+def test_decodes_with_one_adapter_are_next_to_each_other(server: Server) -> None:
+    """So that kernels read it once for several rows."""
+    server.offer(1, 2)
+    for name, adapter in (("a", "2"), ("b", "1"), ("c", ""), ("d", "2")):
+        server.submit(name, adapter)
+    server.run()
+    [decodes] = {tuple(batch.adapter) for batch in server.backend.batches if len(batch.tokens) == 4}
+    assert [decodes.count(slot) for slot in sorted(set(decodes))] == [1, 1, 2]
+    assert list(decodes) == sorted(decodes)
+
+
 def test_an_adapter_has_no_prefix_of_another_one(server: Server) -> None:
     server.offer(1, 2)
     server.submit("first", "1")

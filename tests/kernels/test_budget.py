@@ -160,6 +160,13 @@ def test_an_interpreter_records_no_graphs() -> None:
         build_cuda(EngineSettings(**SETTINGS, cuda_graphs=True), model(), find_device())
 
 
+def test_more_adapters_than_a_sort_of_experts_is_fast_for_are_refused() -> None:
+    given = mixture_model()
+    most = 8192 // given[0].experts.count
+    with pytest.raises(SettingsError, match=f"max_loaded_adapters {most + 1}: .* set it to {most} or less"):
+        build_cuda(EngineSettings(**SETTINGS, max_loaded_adapters=most + 1), model(given), card())
+
+
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [

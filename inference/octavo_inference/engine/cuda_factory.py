@@ -21,6 +21,7 @@ from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import LoadedModel
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
 
@@ -32,6 +33,7 @@ SWAP_ROOM = 0.5
 """Share of the host's free memory for the KV of preempted sequences."""
 ADAPTER_ROOM = 0.25
 """Share of the host's free memory for adapters, those on the device included."""
+_MOST_PAIRS = 8192  # of adapter and expert: each has a program in the sort of a layer, which reads all counts
 
 
 def build_cuda(
@@ -51,6 +53,7 @@ def build_cuda(
     if interpreted:
         log.warning("TRITON_INTERPRET is 1: kernels are interpreted on the CPU, which is thousands of times slower")
     check(model.config, device, settings.kv_dtype)
+    _refuse_many_pairs(settings, model.config)
     group = ALONE
     if ranks is not None:
         group, device = meet(settings, model.config.digest, ranks)
@@ -111,6 +114,17 @@ def build_cuda(
         sum(one.seconds for one in captured),
         adapter_memory=int(available_memory() * ADAPTER_ROOM),
     )
+
+
+def _refuse_many_pairs(settings: EngineSettings, config: ModelConfig) -> None:
+    """Raises `SettingsError` for more pairs of adapter and expert than one sort in each layer is fast for."""
+    experts = 0 if config.experts is None else config.experts.count
+    if settings.max_loaded_adapters * experts > _MOST_PAIRS:
+        raise SettingsError(
+            f"max_loaded_adapters {settings.max_loaded_adapters}: each layer sorts tokens by adapter and expert, of "
+            f"which this model has {experts}; set it to {_MOST_PAIRS // experts} or less",
+            "max_loaded_adapters",
+        )
 
 
 def refuse_settings_of_cpus(settings: EngineSettings) -> None:

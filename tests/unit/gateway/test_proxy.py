@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_ends_the_request_at_the_pod(world, streams):
     response = await world.post(STREAM)
     await response.content.readuntil(b"\n\n")
     response.close()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await pod.cancelled.wait()
     await eventually_async(lambda: pool.in_flight == 0)
 
@@ -118,7 +118,7 @@ async def test_a_client_that_leaves_before_the_answer_ends_the_request_at_the_po
     call = asyncio.create_task(world.post().__aenter__())
     await eventually_async(lambda: bool(pod.seen))
     call.cancel()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         await pod.cancelled.wait()
     await eventually_async(lambda: pool.in_flight == 0 and world.status.requests == 0)
 

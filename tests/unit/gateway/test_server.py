@@ -143,7 +143,7 @@ async def raw(url: str, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     writer.write(request)
     answer = b""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while chunk := await reader.read(65536):
             answer += chunk
     writer.close()

@@ -283,7 +283,7 @@ async def test_silent_pods_hold_up_neither_their_own_resource_nor_others(
     # They have missed once already: the first time they are waited for as everybody is.
     sampling._silent = {pod.ip: (1, 0.0) for pod in dead}
     site.loop.track(make_owner(BUILTIN), (make_pod("a"), *dead), 201)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         for key, tracked in site.loop._due():
             await site.loop._visit(key, tracked)
     assert site.loop.load(KEY) is not None

@@ -28,7 +28,7 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
         commit = remote.commit(repo, revision)
         files = {file.name: file for file in remote.files(repo, commit)}
         described, weights = _required(files, repo)
-        _text_files(files, repo)
+        texts = _text_files(files, repo)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             fetch_files(remote, repo, commit, [described], folder, lambda _: None, lambda: 0.0)
@@ -36,7 +36,7 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
             take_header(remote, repo, commit, weights, folder)
             with refusing(folder):
                 read_checkpoint(folder)
-        return _inspection(config, weights.size, commit)
+        return _inspection(config, sum(file.size for file in (weights, *texts)), commit)
 
     return or_failure(found)
 
@@ -50,7 +50,8 @@ def _of_folder(folder: Path) -> AdapterInspection:
     config = read_adapter_config(folder)
     with refusing(folder):
         read_checkpoint(folder)
-    return _inspection(config, (folder / WEIGHTS_FILE).stat().st_size)
+    there = [path for name in (WEIGHTS_FILE, *TEXT_FILES) if (path := folder / name).is_file()]
+    return _inspection(config, sum(path.stat().st_size for path in there))
 
 
 def _inspection(config: AdapterConfig, size: int, commit: str = "") -> AdapterInspection:

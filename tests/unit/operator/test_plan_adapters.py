@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from tests.unit.operator.world import World, condition
 
-from octavo_inference.download.adapter_sync import OVERHEAD_BYTES
-from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.events.diff import event_diff
 from octavo_operator.observe import fit
@@ -328,8 +326,7 @@ def test_the_folder_of_a_pod_has_a_limit_that_no_list_changes(make_owner: Make, 
     command = templates[0]["initContainers"][-1]["command"]
     limit = int(command[command.index("--limit") + 1])
     outer = 2 * MODEL.vocab * MODEL.hidden + 2 * 64 * (MODEL.vocab + MODEL.hidden)
-    text = sum(TEXT_FILES.values())
-    largest = (64 * MODEL.adapter_elements + outer) * 4 + text + OVERHEAD_BYTES
+    largest = (64 * MODEL.adapter_elements + outer) * 4
     assert limit >= 2 * 64 * largest, "a full list of the largest in float32, with embedding and head, and another one"
     assert config.quantity(volume["sizeLimit"]) > limit, "the container refuses before the kubelet evicts the pod"
     unknown = deployment.pod_template(one, installation, "c")["spec"]

@@ -26,18 +26,28 @@ from octavo_inference.download.transfer import until_terminated
 _SECONDS = 1.0
 
 
-def take_credentials(folder: Path, known: AbstractSet[str]) -> set[str]:
+def take_credentials(folder: Path, known: AbstractSet[str]) -> tuple[set[str], dict[str, str]]:
     """Have the files of a mounted Secret in the environment, for the next download. Returns the variables' names.
 
-    `known`: those of the last call. Variables of keys that are gone are removed.
+    `known`: those of the last call. Variables of keys that are gone are removed. The second result has the files that
+    cannot be used, and why; their variables keep the values they had.
     """
-    found = {path.name: path.read_text().strip() for path in folder.glob("[A-Z]*")} if folder.is_dir() else {}
-    for name in known - found.keys():
+    found: set[str] = set()
+    skipped: dict[str, str] = {}
+    for path in sorted(folder.glob("[A-Z]*")) if folder.is_dir() else ():
+        try:
+            value = path.read_text("utf-8").strip()
+            if os.environ.get(path.name) != value:
+                os.environ[path.name] = value
+            found.add(path.name)
+        except UnicodeError:  # its text has bytes of the file
+            skipped[path.name] = "it is not UTF-8 text"
+        except (OSError, ValueError) as error:
+            skipped[path.name] = (error.strerror or "") if isinstance(error, OSError) else "it has a byte that is 0"
+    kept = found | (known & skipped.keys())
+    for name in known - kept:
         os.environ.pop(name, None)
-    for name, value in found.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-    return set(found)
+    return kept, skipped
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -68,10 +78,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         started=time.monotonic(),
     )
     known: set[str] = set()
+    skipped: dict[str, str] = {}
     while True:
+        if arguments.credentials is not None:
+            try:
+                known, now_skipped = take_credentials(arguments.credentials, known)
+                for name, why in now_skipped.items() - skipped.items():
+                    say(f"{arguments.credentials / name}: {why}; correct this key of the Secret, the adapters go on")
+                skipped = now_skipped
+            except OSError as error:  # of the folder: adapters without credentials, and those that are there, go on
+                say(f"{arguments.credentials}: {error.strerror}")
         try:
-            if arguments.credentials is not None:
-                known = take_credentials(arguments.credentials, known)
             sync.step(time.monotonic())
         except Exception as error:  # noqa: BLE001 -- a full disk, or a bug: the server goes on with what it has
             say(f"{arguments.to}: {type(error).__name__}: {error}")

@@ -58,8 +58,8 @@ def is_adapter_name(text: str) -> bool:
 class WantedAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An adapter that pods are to have, in the list that the operator writes.
 
-    `source`: the URI with its revision, from which a pod downloads `file_bytes` of weights. `path`: where pods have it
-    already, on a volume; it is not downloaded. `failure`: why it cannot be served.
+    `source`: the URI with its revision, from which a pod downloads `file_bytes` and a configuration. `path`: where pods
+    have it already, on a volume; it is not downloaded. `failure`: why it cannot be served.
     """
 
     name: AdapterName
@@ -70,9 +70,10 @@ class WantedAdapter(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class AdapterInspection(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="adapter", omit_defaults=True):
-    """An adapter of a kind that is served. `rank`: the largest of its matrices; `file_bytes`: size of its weights.
+    """An adapter of a kind that is served. `rank`: the largest of its matrices.
 
-    `base`: the model it was trained on, if it names one of a hub.
+    `file_bytes`: size of its weights, tokenizer and template. `base`: the model it was trained on, if it names one of a
+    hub.
     """
 
     revision: Annotated[str, msgspec.Meta(max_length=160)] = ""

@@ -87,7 +87,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     `state_bytes`: the states of one sequence, of a model with state layers, on each GPU or on a CPU. `whole_prompts`:
     it is an encoder, which computes a prompt in one step, and needs its KV in that step alone. `adapter_elements`: of
     an adapter with a rank of 1 that changes all matrices of the layers; 0 if none can be served. `adapter_fixed`: of
-    its rows of tokens, whatever its rank. `draft`: the report on the draft model, which computes on CPUs only and has
+    its rows of tokens, whatever its rank. `vocab`, `hidden`: rows and columns of the embedding and the head, which the
+    file of an adapter may have whole. `draft`: the report on the draft model, which computes on CPUs only and has
     no part for GPUs.
     """
 
@@ -110,6 +111,8 @@ class ModelReport(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     whole_prompts: bool = False
     adapter_elements: _Count = 0
     adapter_fixed: _Count = 0
+    vocab: _Count = 0
+    hidden: _Count = 0
     gpu: GpuReport | None = None
     draft: ModelReport | None = None
 

@@ -17,12 +17,15 @@ from octavo_inference.backends.cpu.native import library
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import GPU_PROFILES, KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_inference.core.kv_cache_sizing import fit
+from octavo_inference.download.adapter_sync import OVERHEAD_BYTES
 from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.factory import load_engine
+from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate_of
 from octavo_operator.observe.memory_estimate import PROCESSES, Estimate, estimate, refusal
+from octavo_operator.resources.adapters import disk_bytes
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
 
 Json = dict[str, Any]
@@ -152,6 +155,18 @@ def test_the_engine_keeps_no_more_adapters_than_was_expected(
     assert max(kept) == pytest.approx(matrices, rel=0.05), "the largest without rows of tokens are as expected"
     assert 2 < len(kept) < 6, "more than the device has, and not all"
     assert "failed" not in states.values()
+
+
+def test_the_folder_of_a_pod_has_room_for_the_largest_adapters(
+    make_owner: Make, smollm2: ModelReport, tmp_path: Path
+) -> None:
+    """Two lists of 64: all matrices of layers, embedding and head whole and changed, and a tokenizer."""
+    owner = make_owner({"engine": {"adapters": {"maxLoaded": 2, "maxRank": 32}}})
+    vocab, hidden = 49152, 576
+    layers = (save_dense(tmp_path / "dense", 32) / "adapter_model.safetensors").stat().st_size
+    outer = 4 * 2 * (vocab * hidden + 32 * (vocab + hidden))
+    largest = layers + outer + sum(TEXT_FILES.values()) + OVERHEAD_BYTES
+    assert disk_bytes(owner.spec, smollm2) >= 2 * 64 * largest
 
 
 def test_a_pool_too_small_for_one_sequence_is_refused_as_the_engine_would(

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from bench.gpu.check_engine import TINY_SWAPPED, TINY_WIDE, WIDE, compare_tokens
-from bench.gpu.checked_models import QWEN2, SMOLLM2, random_weights, tiny
+from bench.gpu.checked_models import MODELS, QWEN2, SMOLLM2, random_weights, tiny
 from bench.gpu.commands import measure
+from bench.gpu.experiments.check import LOADS
 from octavo_inference.backends.cuda.device import find_device
 
 Run = Callable[..., int]
@@ -42,7 +43,7 @@ def test_all_is_well_in_the_interpreter(check: Run, tmp_path: Path) -> None:
                         for is_engine in (False, True))  # fmt: skip
     assert {row["verdict"] for row in kernels} == {"ok"}
     assert kernels[-1]["key"] == "soak"
-    assert [row["verdict"] for row in engines] == ["ok"] * 9
+    assert [(row["key"], row["verdict"]) for row in engines] == [(f"engine {name}", "ok") for name in (*MODELS, *LOADS)]
     assert all(row["equal"] == row["tokens"] > 0 for row in engines)
     assert engines[-1]["swaps"] > 0
     assert report["interpreted"]

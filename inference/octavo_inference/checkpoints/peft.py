@@ -6,12 +6,10 @@ A change up @ down of a stored matrix is one of the canonical matrices too: what
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -27,17 +25,17 @@ from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.peft_config import WEIGHTS_FILE, AdapterConfig, read_adapter_config
 from octavo_inference.checkpoints.peft_experts import ExpertPairs, expert_pairs, split_fused
 from octavo_inference.checkpoints.peft_rows import OuterMatrices, WholeTensors, token_rows
-from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor, read_checkpoint
+from octavo_inference.checkpoints.peft_tensors import AdapterTensor, adapter_digest, adapter_tensors
+from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import Adapter, LowRank
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rows import reordered
-from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, bf16_values, dequantize, part_tensors
+from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize, part_tensors
 
 log = logging.getLogger(__name__)
 
 _PREFIX = "base_model.model."
-_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 # Stacked projections are a few times as wide as the hidden state: larger files are not read.
 _STACKED = 16
 _DOWN, _UP = ("lora_A.weight", "lora_embedding_A"), ("lora_B.weight", "lora_embedding_B")
@@ -160,13 +158,13 @@ def read_adapter(
         )
     if not (folder / WEIGHTS_FILE).is_file():
         raise ModelError(f"{folder}: {WEIGHTS_FILE} is missing; adapters are read from safetensors files only")
-    with refusing(folder):
-        checkpoint = read_checkpoint(folder)
+    with refusing(folder), (folder / WEIGHTS_FILE).open("rb") as file:
+        tensors = adapter_tensors(folder, file)
         widest = max(config.vocab, _STACKED * config.hidden, _STACKED * config.intermediate)
         family, factors = _family(config, model)
-        whole, others = _whole_rows(checkpoint, family)
-        remaining, fused = _without_fused(folder, replace(checkpoint, tensors=others), settings, config, family)
-        changes = _changes(folder, remaining.tensors, settings, widest)
+        whole, others = _whole_rows(tensors, family)
+        remaining, fused = _without_fused(folder, others, settings, config, family)
+        changes = _changes(folder, remaining, settings, widest)
         if not changes and not fused and not any(each.found for each in whole):
             raise ModelError(f"{folder}: {WEIGHTS_FILE} has no tensors")
         layers, prefix = _layers(folder, config, family, factors, changes, fused)
@@ -183,7 +181,7 @@ def read_adapter(
         rows = token_rows(folder, config, settings, outer, whole, (embedding, head))
         replaces = any(change.bias is not None for change in changes.values())
         adapter = Adapter(
-            digest=_digest(folder, checkpoint),
+            digest=adapter_digest(folder, file),
             layers=tuple(
                 _parts(folder, layer, base, replaces=replaces) for layer, base in zip(layers, biases, strict=True)
             ),
@@ -205,17 +203,17 @@ def _require_finite(folder: Path, name: str, *parts: NDArray[np.float32] | None)
 
 
 def _whole_rows(
-    checkpoint: Checkpoint, family: HfFamily
-) -> tuple[tuple[WholeTensors, WholeTensors], dict[str, RawTensor]]:
+    tensors: Mapping[str, AdapterTensor], family: HfFamily
+) -> tuple[tuple[WholeTensors, WholeTensors], dict[str, AdapterTensor]]:
     """The tensors of whole rows, of embedding and head, and all others."""
     names = family.model
     embedding, head = WholeTensors(names.embedding), WholeTensors(names.head)
-    others: dict[str, RawTensor] = {}
+    others: dict[str, AdapterTensor] = {}
     modules = {f"{prefix}{names.embedding}": embedding for prefix in names.prefixes} | {
         names.head: head,
         "lm_head": head,
     }
-    for name, raw in checkpoint.tensors.items():
+    for name, raw in tensors.items():
         known = _known(name)
         at = next((m for m in modules if name.startswith(_PREFIX) and known.startswith(m + ".")), "")
         if not at or not modules[at].take(at, known.removeprefix(at + "."), raw):
@@ -229,7 +227,7 @@ def _known(name: str) -> str:
 
 
 def _changes(
-    folder: Path, tensors: Mapping[str, RawTensor], settings: AdapterConfig, widest: int
+    folder: Path, tensors: Mapping[str, AdapterTensor], settings: AdapterConfig, widest: int
 ) -> dict[str, _Change]:
     """Tensors by module, scaled. `widest`: rows or columns of any of the model's matrices."""
     changes: dict[str, _Change] = {}
@@ -244,7 +242,7 @@ def _changes(
             ending = next((kind for kind in kinds if known.endswith("." + kind)), None)
             if ending is not None and name.startswith(_PREFIX):
                 module = known.removesuffix("." + ending)
-                setattr(changes.setdefault(module, _Change()), at, _values(folder, raw))
+                setattr(changes.setdefault(module, _Change()), at, raw.values())
                 break
         else:
             _refuse_tensor(folder, name)
@@ -287,15 +285,13 @@ def _family(config: ModelConfig, model: Path) -> tuple[HfFamily, Factors]:
 
 
 def _without_fused(
-    folder: Path, checkpoint: Checkpoint, settings: AdapterConfig, config: ModelConfig, family: HfFamily
-) -> tuple[Checkpoint, dict[str, ExpertPairs]]:
-    """The other tensors of a checkpoint, and the changes of tensors that have the matrices of all experts."""
-    others, fused = split_fused(checkpoint.tensors, family.experts, _PREFIX)
+    folder: Path, tensors: dict[str, AdapterTensor], settings: AdapterConfig, config: ModelConfig, family: HfFamily
+) -> tuple[dict[str, AdapterTensor], dict[str, ExpertPairs]]:
+    """The other tensors of an adapter, and the changes of tensors that have the matrices of all experts."""
+    others, fused = split_fused(tensors, family.experts, _PREFIX)
     if not fused or family.experts is None or config.experts is None:
-        return checkpoint, {}
-    read = partial(_values, folder)
-    pairs = expert_pairs(folder, fused, settings, family.experts, config.experts, config.hidden, read)
-    return replace(checkpoint, tensors=others), pairs
+        return tensors, {}
+    return others, expert_pairs(folder, fused, settings, family.experts, config.experts, config.hidden)
 
 
 def _layers(
@@ -397,18 +393,3 @@ def _refuse_unused(folder: Path, changes: dict[str, _Change]) -> None:
             f"{folder}: it changes {unused[0]}{more}, which the served model does not have, or not in a form that can "
             "be changed; it may be of another base model"
         )
-
-
-def _values(folder: Path, raw: RawTensor) -> NDArray[np.float32]:
-    if raw.dtype not in _FLOATS:
-        raise ModelError(f"{folder}: tensor {raw.name} has dtype {raw.dtype}; F32, BF16 and F16 are supported")
-    values = np.frombuffer(raw.data.tobytes(), _FLOATS[raw.dtype])
-    floats = bf16_values(values) if raw.dtype == "BF16" else values.astype(np.float32)
-    return floats.reshape(raw.shape)
-
-
-def _digest(folder: Path, checkpoint: Checkpoint) -> str:
-    h = hashlib.blake2b((folder / "adapter_config.json").read_bytes(), digest_size=16)
-    for buffer in checkpoint.buffers:
-        h.update(buffer.data)
-    return h.hexdigest()

@@ -16,7 +16,7 @@ Source: https://huggingface.co/docs/peft/package_reference/lora (target_paramete
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,13 +26,12 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.hf_experts import ExpertNames
 from octavo_inference.checkpoints.peft_config import AdapterConfig
-from octavo_inference.checkpoints.safetensors import RawTensor
+from octavo_inference.checkpoints.peft_tensors import AdapterTensor
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.layers import Experts
 
 Float32 = NDArray[np.float32]
 Layout = Literal["straight", "turned"]
-Values = Callable[[RawTensor], Float32]
 _END = re.compile(r"(?P<module>.*?)(?P<inner>(?:\.base_layer)*)\.lora_(?P<half>[AB])(?:\.default)?\.weight\Z")
 
 
@@ -49,8 +48,8 @@ class _Stored:
     """Both halves as the file has them. `parameter`: the name of the tensor that they change; `size`: its matrices'."""
 
     parameter: str
-    down: RawTensor
-    up: RawTensor
+    down: AdapterTensor
+    up: AdapterTensor
     size: tuple[int, int]
     rank: int
     scale: float
@@ -72,11 +71,11 @@ def fused_modules(names: ExpertNames) -> frozenset[str]:
 
 
 def split_fused(
-    tensors: Mapping[str, RawTensor], names: ExpertNames | None, prefix: str
-) -> tuple[dict[str, RawTensor], dict[str, RawTensor]]:
+    tensors: Mapping[str, AdapterTensor], names: ExpertNames | None, prefix: str
+) -> tuple[dict[str, AdapterTensor], dict[str, AdapterTensor]]:
     """The tensors of an adapter without, and with only, those of all experts. `prefix` is that of PEFT."""
     ends = () if names is None else tuple("." + end for end in fused_modules(names))
-    fused: dict[str, RawTensor] = {}
+    fused: dict[str, AdapterTensor] = {}
     for name, raw in tensors.items():
         found = _END.match(name)
         if found is not None and name.startswith(prefix) and found["module"].endswith(ends):
@@ -86,14 +85,13 @@ def split_fused(
 
 def expert_pairs(
     folder: Path,
-    fused: Mapping[str, RawTensor],
+    fused: Mapping[str, AdapterTensor],
     settings: AdapterConfig,
     names: ExpertNames,
     experts: Experts,
     hidden: int,
-    values: Values,
 ) -> dict[str, ExpertPairs]:
-    """The pairs of each tensor, by the name that a checkpoint of the family gives it. `values`: numbers of a tensor.
+    """The pairs of each tensor, by the name that a checkpoint of the family gives it.
 
     Raises `ModelError` for those that do not fit the model, or can be understood in two ways.
     """
@@ -107,18 +105,18 @@ def expert_pairs(
             f"{folder}: it changes {stored[0].parameter}, whose matrices are square: which of both halves has the "
             "inputs depends on the version of PEFT; change the experts' other tensor, too"
         )
-    return {each.parameter: _pairs(each, layout, experts.count, values) for each in stored}
+    return {each.parameter: _pairs(each, layout, experts.count) for each in stored}
 
 
 def _stored(
     folder: Path,
-    fused: Mapping[str, RawTensor],
+    fused: Mapping[str, AdapterTensor],
     settings: AdapterConfig,
     names: ExpertNames,
     experts: Experts,
     hidden: int,
 ) -> Iterable[_Stored]:
-    halves: dict[str, dict[str, RawTensor]] = {}
+    halves: dict[str, dict[str, AdapterTensor]] = {}
     for name, raw in fused.items():
         found = _END.match(name)
         assert found is not None  # noqa: S101 -- split_fused matched it
@@ -151,15 +149,15 @@ def _stored(
         yield _Stored(layer + tensor, down, up, sizes[tensor], rank, settings.scale_of(own))
 
 
-def _fits(down: RawTensor, up: RawTensor, size: tuple[int, int]) -> bool:
+def _fits(down: AdapterTensor, up: AdapterTensor, size: tuple[int, int]) -> bool:
     if len(down.shape) != 2 or len(up.shape) != 2:
         return False
     return (up.shape[0], down.shape[1]) in (size, size[::-1])
 
 
-def _pairs(stored: _Stored, layout: Layout | None, count: int, values: Values) -> ExpertPairs:
-    first = values(stored.down).reshape(count, stored.rank, -1)
-    second = values(stored.up).reshape(-1, stored.rank, count).transpose(2, 0, 1)
+def _pairs(stored: _Stored, layout: Layout | None, count: int) -> ExpertPairs:
+    first = stored.down.values().reshape(count, stored.rank, -1)
+    second = stored.up.values().reshape(-1, stored.rank, count).transpose(2, 0, 1)
     if layout == "turned":
         first, second = second.transpose(0, 2, 1), first.transpose(0, 2, 1)
     return ExpertPairs(np.ascontiguousarray(first), np.ascontiguousarray(second) * np.float32(stored.scale))

@@ -14,17 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.peft_config import AdapterConfig
-from octavo_inference.checkpoints.safetensors import RawTensor
+from octavo_inference.checkpoints.peft_tensors import AdapterTensor, FloatFormat, as_floats
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import MOST_TOKEN_ROWS, LowRank, TokenRows
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
-from octavo_inference.models.weights import Matrix, Tensor, Weights, bf16_values, dequantize
+from octavo_inference.models.weights import Matrix, Tensor, Weights, dequantize
 
 Float32 = NDArray[np.float32]
 
-_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_NAMES = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Tensors of a module, the first of which counts. PEFT saves those behind it, too, as they are in the model it trained.
 _WHOLE = ("weight", "modules_to_save.weight", "token_adapter.weight", "original_module.weight")
 _ROWS, _BEFORE = "token_adapter.trainable_tokens_delta", "token_adapter.trainable_tokens_original"
@@ -57,19 +55,19 @@ class WholeTensors:
     """The tensors of whole rows of one module, by the ends of their names. `module`: its name in the checkpoint."""
 
     module: str
-    found: dict[str, RawTensor] = field(default_factory=dict)
+    found: dict[str, AdapterTensor] = field(default_factory=dict)
 
     @property
-    def matrix(self) -> RawTensor | None:
+    def matrix(self) -> AdapterTensor | None:
         """All rows."""
         return next((self.found[ending] for ending in _WHOLE if ending in self.found), None)
 
     @property
-    def rows(self) -> RawTensor | None:
+    def rows(self) -> AdapterTensor | None:
         """The rows of named tokens."""
         return self.found.get(_ROWS)
 
-    def take(self, module: str, ending: str, raw: RawTensor) -> bool:
+    def take(self, module: str, ending: str, raw: AdapterTensor) -> bool:
         """Take a tensor of the module, by its name; False for one of another kind."""
         if ending not in {*_WHOLE, _ROWS, _BEFORE}:
             return False
@@ -135,10 +133,10 @@ def _named(
             f"model's rows have {config.hidden} elements"
         )
     _require_known(folder, raw, max(ids, default=-1) + 1, config.vocab)
-    return dict(zip(ids, _floats(_typed(folder, raw)), strict=True))
+    return dict(zip(ids, raw.values(), strict=True))
 
 
-def changed_rows(folder: Path, raw: RawTensor, base: Matrix) -> dict[int, Float32]:
+def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix) -> dict[int, Float32]:
     """The rows of a whole matrix that are not those of `base`, by id. Raises `ModelError` if they are too many."""
     rows, hidden = base.shape
     if len(raw.shape) != 2 or raw.shape[1] != hidden:
@@ -147,24 +145,23 @@ def changed_rows(folder: Path, raw: RawTensor, base: Matrix) -> dict[int, Float3
             "was trained on another base model"
         )
     _require_known(folder, raw, raw.shape[0], rows)
-    given = _typed(folder, raw)
     step = max(1, _PIECE // hidden)
     found: dict[int, Float32] = {}
     changed = 0
-    for start in range(0, len(given), step):
-        piece = given[start : start + step]
-        differs = ~same_rows(piece, _NAMES[raw.dtype], base.rows(start, start + len(piece)))
+    for start in range(0, raw.shape[0], step):
+        piece = raw.stored(start, start + step)
+        differs = ~same_rows(piece, raw.format, base.rows(start, start + len(piece)))
         at = np.flatnonzero(differs)
         changed += len(at)
         if changed <= MOST_TOKEN_ROWS:
-            found |= zip((start + at).tolist(), _floats(piece[at]), strict=True)
+            found |= zip((start + at).tolist(), as_floats(piece[at]), strict=True)
     base.release()
     if changed > MOST_TOKEN_ROWS:
         raise ModelError(_too_many(folder, raw.name, changed))
     return found
 
 
-def same_rows(given: NDArray[np.generic], format_: str, base: Matrix) -> NDArray[np.bool_]:
+def same_rows(given: NDArray[np.generic], format_: FloatFormat, base: Matrix) -> NDArray[np.bool_]:
     """Which rows [n] are those of `base`, both [n, columns]; `given` in `format_`, its bits for bf16.
 
     Floats of the same format must be equal. Of two formats, they may be a unit in the last place of the coarser one
@@ -176,7 +173,7 @@ def same_rows(given: NDArray[np.generic], format_: str, base: Matrix) -> NDArray
     left = np.flatnonzero(~same)
     if not len(left):
         return same
-    some, others = _floats(given[left]), dequantize(base)[left]
+    some, others = as_floats(given[left]), dequantize(base)[left]
     if isinstance(base, Tensor) and base.format in {"f32", "f16", "bf16"}:
         unit = 0.0 if base.format == format_ else max(_UNITS[base.format], _UNITS[format_])
         least = 0.0 if base.format == format_ or "f16" not in {base.format, format_} else _LEAST_HALF
@@ -211,18 +208,7 @@ def _finished(
     return TokenRows(ids, rows, None if bias is None else dequantize(bias)[ids])
 
 
-def _typed(folder: Path, raw: RawTensor) -> NDArray[np.generic]:
-    """The elements as they are stored, a view of the file."""
-    if raw.dtype not in _FLOATS:
-        raise ModelError(f"{folder}: tensor {raw.name} has dtype {raw.dtype}; F32, BF16 and F16 are supported")
-    return np.frombuffer(raw.data, _FLOATS[raw.dtype]).reshape(raw.shape)
-
-
-def _floats(stored: NDArray[np.generic]) -> Float32:
-    return bf16_values(stored.astype(np.uint16, copy=False)) if stored.dtype == np.uint16 else stored.astype(np.float32)
-
-
-def _require_known(folder: Path, raw: RawTensor, ids: int, vocab: int) -> None:
+def _require_known(folder: Path, raw: AdapterTensor, ids: int, vocab: int) -> None:
     if ids > vocab:
         raise ModelError(
             f"{folder}: tensor {raw.name} has tokens up to {ids - 1}, and the model has {vocab} tokens; a vocabulary "

@@ -1,4 +1,4 @@
-"""Safetensors checkpoints, one file or sharded: tensors as zero-copy views of the mapped files.
+"""Safetensors checkpoints, one file or sharded: tensors as zero-copy views of the mapped files, or their places.
 
 Parsed here because the numpy interface of the `safetensors` package has no bfloat16; the header is JSON and small.
 Format: https://github.com/huggingface/safetensors#format
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import re
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -47,6 +49,17 @@ class RawTensor:
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor in a file: its bytes are `begin` to `end` of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,33 +118,52 @@ def _read_file(path: Path) -> tuple[list[RawTensor], NDArray[np.uint8], NDArray[
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from error
-    length = int.from_bytes(mapped[:8], "little")
-    if len(mapped) < 10 or length > min(_MAX_HEADER, len(mapped) - 8):
-        raise ModelError(f"{path}: not a safetensors file: header of {length} bytes in a file of {len(mapped)}")
+    length = _header_length(path, mapped[:8], len(mapped))
+    placed = _placed(path, mapped[8 : 8 + length], len(mapped))
+    buffer = np.frombuffer(mapped, np.uint8)
+    tensors = [RawTensor(each.name, each.dtype, each.shape, buffer[each.begin : each.end]) for each in placed]
+    return tensors, buffer[: 8 + length], buffer
+
+
+def read_placed(path: Path, file: BinaryIO) -> list[PlacedTensor]:
+    """The tensors of an open file at `path`, by its header alone. Raises `ModelError` for a damaged one."""
+    size = os.fstat(file.fileno()).st_size
+    length = _header_length(path, file.read(8), size)
+    return _placed(path, file.read(length), size)
+
+
+def _header_length(path: Path, first: bytes, size: int) -> int:
+    length = int.from_bytes(first, "little")
+    if size < 10 or length > min(_MAX_HEADER, size - 8):
+        raise ModelError(f"{path}: not a safetensors file: header of {length} bytes in a file of {size}")
+    return length
+
+
+def _placed(path: Path, data: bytes, size: int) -> list[PlacedTensor]:
+    """The tensors in the JSON of a header, for a file of `size` bytes."""
     what = "a safetensors file, its header is damaged"
-    header = decode_json(mapped[8 : 8 + length], dict[str, msgspec.Raw], path, what)
+    header = decode_json(data, dict[str, msgspec.Raw], path, what)
     header.pop("__metadata__", None)
-    if mapped[8 : 8 + length].count(b'"data_offsets"') > len(header):
+    if data.count(b'"data_offsets"') > len(header):
         raise ModelError(f"{path}: not {what}: a tensor occurs twice")
     entries = {name: decode_json(raw, _Entry, path, what) for name, raw in header.items()}
-    buffer = np.frombuffer(mapped, np.uint8)
-    data = buffer[8 + length :]
+    first = 8 + len(data)
     tensors = []
     for name, entry in entries.items():
         if entry.dtype not in _SIZES:
             raise ModelError(f"{path}: tensor {name} has dtype {entry.dtype}, supported are {', '.join(_SIZES)}")
         begin, end = entry.data_offsets
         expected = math.prod(entry.shape) * _SIZES[entry.dtype]
-        if min(entry.shape, default=1) < 0 or not 0 <= begin <= end <= len(data) or end - begin != expected:
+        if min(entry.shape, default=1) < 0 or not 0 <= begin <= end <= size - first or end - begin != expected:
             raise ModelError(
                 f"{path}: tensor {name} of shape {entry.shape} {entry.dtype} needs {expected} bytes, its offsets are "
-                f"{begin}..{end} of {len(data)}"
+                f"{begin}..{end} of {size - first}"
             )
         # The first BERTs have TensorFlow's names.
         usual = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        tensors.append(RawTensor(usual, entry.dtype, tuple(entry.shape), data[begin:end]))
+        tensors.append(PlacedTensor(usual, entry.dtype, tuple(entry.shape), first + begin, first + end))
     placed = sorted((entry.data_offsets, name) for name, entry in entries.items())
-    for ((_, end), first), ((begin, _), second) in pairwise(placed):
+    for ((_, end), one), ((begin, _), other) in pairwise(placed):
         if begin < end:
-            raise ModelError(f"{path}: tensors {first} and {second} overlap")
-    return tensors, buffer[: 8 + length], buffer
+            raise ModelError(f"{path}: tensors {one} and {other} overlap")
+    return tensors

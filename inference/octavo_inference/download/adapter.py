@@ -8,7 +8,7 @@ from pathlib import Path
 
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.peft_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read_adapter_config
-from octavo_inference.checkpoints.safetensors import read_checkpoint
+from octavo_inference.checkpoints.safetensors import read_placed
 from octavo_inference.download.hub import connect, fetch_files
 from octavo_inference.download.inspect import is_remote, or_failure, take_header
 from octavo_inference.download.transfer import PrefetchError, RemoteFile
@@ -28,15 +28,14 @@ def look_at_adapter(target: str) -> AdapterInspection | ModelFailure:
         commit = remote.commit(repo, revision)
         files = {file.name: file for file in remote.files(repo, commit)}
         described, weights = _required(files, repo)
-        _text_files(files, repo)
+        texts = _text_files(files, repo)
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             fetch_files(remote, repo, commit, [described], folder, lambda _: None, lambda: 0.0)
             config = read_adapter_config(folder)
             take_header(remote, repo, commit, weights, folder)
-            with refusing(folder):
-                read_checkpoint(folder)
-        return _inspection(config, weights.size, commit)
+            _check_header(folder)
+        return _inspection(config, sum(file.size for file in (weights, *texts)), commit)
 
     return or_failure(found)
 
@@ -48,9 +47,16 @@ def _of_folder(folder: Path) -> AdapterInspection:
     except OSError as error:
         raise PrefetchError(f"{folder.name} cannot be read: {error.strerror}", "InvalidModel") from error
     config = read_adapter_config(folder)
-    with refusing(folder):
-        read_checkpoint(folder)
-    return _inspection(config, (folder / WEIGHTS_FILE).stat().st_size)
+    _check_header(folder)
+    there = [path for name in (WEIGHTS_FILE, *TEXT_FILES) if (path := folder / name).is_file()]
+    return _inspection(config, sum(path.stat().st_size for path in there))
+
+
+def _check_header(folder: Path) -> None:
+    """Raise `ModelError` for weights whose header is damaged."""
+    path = folder / WEIGHTS_FILE
+    with refusing(folder), path.open("rb") as file:
+        read_placed(path, file)
 
 
 def _inspection(config: AdapterConfig, size: int, commit: str = "") -> AdapterInspection:

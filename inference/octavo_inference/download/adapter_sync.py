@@ -25,7 +25,7 @@ KEPT_SECONDS = 60.0
 FIRST_SECONDS = 120.0
 # Downloads at the same time: a slow one holds up few others.
 PARALLEL = 4
-# Of an adapter, for its configuration and for what file systems need: the inspection counts the weights alone.
+# Of an adapter, for its configuration and for what file systems need: the inspection counts all its other files.
 OVERHEAD_BYTES = 1 << 20
 _FIRST_RETRY, _LAST_RETRY = 10.0, 300.0
 _REASON_LIMIT = 1000

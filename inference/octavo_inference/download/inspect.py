@@ -106,6 +106,8 @@ def _report(outline: Outline, config: ModelConfig) -> ModelReport:
         whole_prompts=config.bidirectional,
         adapter_elements=sum(sum(m.shape) for layer in outline.weights.layers for m in layer_matrices(layer)),
         adapter_fixed=2 * MOST_TOKEN_ROWS * config.hidden,
+        vocab=config.vocab,
+        hidden=config.hidden,
         gpu=_no_gpus(config) if config.bidirectional else gpu_report(outline.weights, config),
     )
 

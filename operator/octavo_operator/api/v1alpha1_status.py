@@ -231,7 +231,14 @@ class AdapterStatus(ApiBlock):
     file_bytes: int | None = Field(
         default=None,
         ge=0,
-        description="fileBytes is the size of the adapter's weights, in bytes. It is unset if it is unknown.",
+        description="fileBytes is the size of the adapter's weights, tokenizer and template, in bytes. It is unset if "
+        "it is unknown.",
+    )
+    base_model: str | None = Field(
+        default=None,
+        max_length=200,
+        description="baseModel is the model that the adapter was trained on, as its configuration names it. It is "
+        "unset if that is no name of a hub.",
     )
     state: Literal["Pending", "Loading", "Ready", "Failed"] = Field(
         description="state is the state of the adapter. It is Pending until it was inspected and a replica is ready, "

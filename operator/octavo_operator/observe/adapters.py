@@ -47,7 +47,10 @@ def pinned(owner: LLMDeployment) -> dict[str, AdapterInspection]:
     """The inspections that the status has, by identity: for when the record of them was deleted."""
     return {
         known["identity"]: AdapterInspection(
-            revision=known.get("revision", ""), rank=known.get("rank", 0), file_bytes=known.get("fileBytes", 0)
+            revision=known.get("revision", ""),
+            rank=known.get("rank", 0),
+            file_bytes=known.get("fileBytes", 0),
+            base=known.get("baseModel", ""),
         )
         for known in owner.status.get("adapters", ())
         if known.get("identity")

@@ -30,8 +30,8 @@ WANTED_FILE = "list.json"
 CREDENTIALS_VOLUME = "adapters-credentials"
 CREDENTIALS_MOUNT = "/adapters-credentials"
 _INSPECTED = "inspected.json"
-# Bytes of an adapter's changes of the embedding and the head, and its configuration: `adapter_elements` are of layers.
-_OUTER = 64 << 20
+# Bytes of an adapter's other files and tensors: tokenizer and template of 73 MiB at most, configuration, biases.
+_OTHERS = 160 << 20
 # Bytes that the folder may exceed its limit by before the kubelet acts.
 _SLACK = 1 << 30
 # Annotation of a pod: a hash of the list. The kubelet updates the volumes of a pod soon after its object changes.
@@ -96,9 +96,13 @@ def disk_bytes(spec: Spec, found: ModelReport) -> int:
     """Most bytes that a pod downloads, 0 for no limit. It does not depend on the adapters.
 
     A full list of adapters of the largest rank that change all matrices in float32, and another one during an exchange.
+    Each may have the embedding and the head whole, besides their changes.
     """
-    largest = spec.engine.settings.max_adapter_rank * found.adapter_elements * 4
-    return 2 * MOST * (largest + _OUTER) if found.adapter_elements else 0
+    if not found.adapter_elements:
+        return 0
+    rank = spec.engine.settings.max_adapter_rank
+    outer = 2 * (found.vocab * found.hidden + rank * (found.vocab + found.hidden))
+    return 2 * MOST * (4 * (rank * found.adapter_elements + outer) + _OTHERS)
 
 
 def volumes(owner: LLMDeployment, found: ModelReport) -> list[Json]:

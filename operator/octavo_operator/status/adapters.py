@@ -30,6 +30,7 @@ def _state(view: StatusInput, adapter: InspectedAdapter, before: AdapterStatus |
         revision=(adapter.found.revision if adapter.found else "") or None,
         rank=(adapter.found.rank if adapter.found else 0) or None,
         file_bytes=(adapter.found.file_bytes if adapter.found else 0) or None,
+        base_model=(adapter.found.base if adapter.found else "") or None,
         state="Pending",
     )
     if adapter.failure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 from tests.support.adapters import save_adapter
 
+from octavo_inference.checkpoints import peft
 from octavo_inference.checkpoints.peft import Biases, read_adapter
 from octavo_inference.checkpoints.peft_config import read_adapter_config
 from octavo_inference.checkpoints.peft_rows import OuterMatrices
@@ -158,3 +160,25 @@ def test_files_that_are_missing_or_damaged(model: Path, tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text("[]")
     with pytest.raises(ModelError, match="not the configuration of an adapter"):
         read_adapter_config(folder)
+
+
+@pytest.mark.parametrize("kind", ["low rank", "whole"])
+def test_a_file_that_becomes_shorter_fails_its_adapter_alone(
+    model: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a volume, while replicas read it. A mapped file would end the process with SIGBUS."""
+    config = replace(CONFIG, vocab=4096)
+    matrix = np.zeros((4096, 32), np.float32)
+    outer = OuterMatrices(Tensor("f32", matrix.shape, matrix), Tensor("f32", matrix.shape, matrix))
+    tensors = pair(rank=64) if kind == "low rank" else {"lm_head.weight": matrix}
+    folder = save_adapter(model.parent / "adapter", tensors, r=64)
+    family = peft._family
+
+    def truncated(*given: Any) -> Any:
+        (folder / "adapter_model.safetensors").open("r+b").truncate(100)
+        return family(*given)
+
+    read_adapter(folder, config, ({}, {}), outer, model, 64)
+    monkeypatch.setattr(peft, "_family", truncated)
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors became shorter while it was read"):
+        read_adapter(folder, config, ({}, {}), outer, model, 64)

@@ -33,6 +33,8 @@ MODEL = ModelReport(
     token_bytes=19_200,
     row_bytes=251_904,
     adapter_elements=3_000_000,
+    vocab=128_000,
+    hidden=4096,
 )
 FOUND = encode_inspection(AdapterInspection(revision="beef", rank=16, file_bytes=1_000_000)).decode()
 BROKEN = encode_inspection(ModelFailure(reason="InvalidModel", message="use_dora is true: not supported")).decode()
@@ -236,7 +238,10 @@ def test_an_adapter_that_names_another_base_model_is_served_with_a_message(
     world.settle()
     world.load = load(1)
     (shown,) = world.settle().status["adapters"]
-    assert (shown["state"], shown.get("message")) == ("Ready", message)
+    assert (shown["state"], shown.get("message"), shown["baseModel"]) == ("Ready", message, base)
+    del world.children["ConfigMap", adapters.list_name(world.owner)]
+    world.settle()
+    assert list(world.settle().status["adapters"]) == [shown], "someone deleted the record of the inspection"
 
 
 @pytest.mark.parametrize(
@@ -320,7 +325,9 @@ def test_the_folder_of_a_pod_has_a_limit_that_no_list_changes(make_owner: Make, 
     (volume,) = [each["emptyDir"] for each in templates[0]["volumes"] if each["name"] == "adapters"]
     command = templates[0]["initContainers"][-1]["command"]
     limit = int(command[command.index("--limit") + 1])
-    assert limit >= 2 * 64 * 64 * MODEL.adapter_elements * 4, "a full list of the largest in float32, and another one"
+    outer = 2 * MODEL.vocab * MODEL.hidden + 2 * 64 * (MODEL.vocab + MODEL.hidden)
+    largest = (64 * MODEL.adapter_elements + outer) * 4
+    assert limit >= 2 * 64 * largest, "a full list of the largest in float32, with embedding and head, and another one"
     assert config.quantity(volume["sizeLimit"]) > limit, "the container refuses before the kubelet evicts the pod"
     unknown = deployment.pod_template(one, installation, "c")["spec"]
     assert {"name": "adapters", "emptyDir": {}} in unknown["volumes"]

@@ -113,6 +113,19 @@ def test_only_the_files_of_the_adapter_are_downloaded(adapters: FakeHub, tmp_pat
     assert there == text | {name: data for name, data in adapters.files.items() if name.startswith("adapter_")}
 
 
+def test_the_size_is_that_of_all_that_is_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
+    """A pod decides by it whether there is room. The configuration, of 1 MiB at most, counts as overhead."""
+    adapters.files |= {"tokenizer.json": b"x" * 3_000_000, "tokenizer_config.json": b"{}", "chat_template.jinja": b"{}"}
+    found = look_at_adapter("hf://org/tiny")
+    assert isinstance(found, AdapterInspection)
+    fetch_adapter(f"hf://org/tiny@{COMMIT}", tmp_path, lambda _: None, time.monotonic)
+    there = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert found.file_bytes == there - len(adapters.files["adapter_config.json"])
+    in_place = look_at_adapter(str(tmp_path))
+    assert isinstance(in_place, AdapterInspection)
+    assert in_place.file_bytes == found.file_bytes
+
+
 def test_a_template_that_is_too_large_is_not_downloaded(adapters: FakeHub, tmp_path: Path) -> None:
     adapters.files |= {"chat_template.jinja": b"x" * 300_000}
     found = look_at_adapter("hf://org/tiny")

@@ -63,18 +63,16 @@ class AdapterSlots:
         if key in self._held:
             self._held[key].closing = False
             return self._held[key].slot, False
-        if not self._free and not self.evict():
+        if not self._free and self.evict() is None:
             return None
         self._held[key] = _Held(self._free.pop())
         self._placed[key] = None
         return self._held[key].slot, True
 
-    def evict(self) -> bool:
-        """Empty the slot of the least recently used adapter that no request uses. False if there is none."""
+    def evict(self) -> int | None:
+        """Empty the slot of the least recently used adapter that no request uses. Returns it, None if all are in use."""
         unused = next((key for key, held in self._held.items() if not held.users), None)
-        if unused is not None:
-            self.remove(unused)
-        return unused is not None
+        return None if unused is None else self.remove(unused)
 
     def make_room(self) -> None:
         """Close the adapter that has been in its slot for longest, unless one is closing already."""

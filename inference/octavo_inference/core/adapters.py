@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from octavo_common.fair_queue import FairQueue, Place
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import DeviceLostError, ModelError
 from octavo_inference.core.adapter_slots import AdapterSlots
 from octavo_inference.core.backend import Backend, PreparedAdapter
 from octavo_inference.models.adapter import Adapter
@@ -72,8 +72,6 @@ class _Read:
     nbytes: int = 0
     """Bytes of host memory of `prepared`, also after it was dropped."""
     failure: str = ""
-    is_final: bool = True
-    """False if a later attempt may succeed: the files could not be read now."""
 
 
 @dataclass(slots=True)
@@ -121,8 +119,10 @@ class AdapterPool:
         self._cached: OrderedDict[str, None] = OrderedDict()
         self._users: dict[str, str] = {}
         self._changed = False
-        # Adapters that could be read before: why not now.
+        # Adapters with waiting requests that could be read before: why not now.
         self._unreadable: dict[str, str] = {}
+        # The thread's error after which the process has to end.
+        self._lost: DeviceLostError | None = None
         # A request waits, goes on or has ended since the last look at the queue.
         self._stirred = False
 
@@ -134,7 +134,7 @@ class AdapterPool:
     @property
     def is_ready(self) -> bool:
         """True if `advance` has something to do now."""
-        return bool(self._done) or (self._stirred and bool(self._queue))
+        return bool(self._done) or self._lost is not None or (self._stirred and bool(self._queue))
 
     def offer(self, key: str, path: str) -> None:
         """Read an adapter and keep it, on the device if there is a free slot."""
@@ -185,8 +185,10 @@ class AdapterPool:
     def advance(self, now: float) -> Iterator[Granted | Denied]:
         """Take what was read, load what requests wait for, and let these requests go on. `now`: the queue's clock.
 
-        The caller deals with each before the next.
+        The caller deals with each before the next. Raises `DeviceLostError` if preparing an adapter has raised it.
         """
+        if self._lost is not None:
+            raise self._lost
         self._take()
         if not self._stirred:
             return
@@ -252,6 +254,7 @@ class AdapterPool:
             self._order.remove(request_id)
         if not waiting:
             del self._queue[key]
+            self._unreadable.pop(key, None)
             self._stirred = True
 
     def _take(self) -> None:
@@ -263,24 +266,37 @@ class AdapterPool:
                 continue  # withdrawn since
             self._changed = self._stirred = True
             before, offered.read = offered.read, read
-            if before is not None and read.failure and not read.is_final:
-                offered.read = replace(before, prepared=None)
-                self._unreadable[key] = read.failure
+            if before is not None and read.failure:
+                # It was readable before: whatever is wrong with its files or with memory now may pass.
+                offered.read = before
+                if offered.waiting:
+                    self._unreadable[key] = read.failure
             if read.prepared is not None:
-                self._cached[key] = None
-                for request_id, place in offered.waiting.items():
-                    self._order.push(request_id, place)
-                if self._slots.has_free:
-                    self._load(key, read)
-                self._drop_cached()
+                self._keep(key, offered, read)
             self._drop_withdrawn(key)
+
+    def _keep(self, key: str, offered: _Offered, read: _Read) -> None:
+        """Keep an adapter that was read, unless those before it need the memory: it is read again when it is next."""
+        self._cached[key] = None
+        # One that does not fit beside those in slots takes the place of none before its turn.
+        if self._slots.has_free and (not self._slots.keys or self._fits(self._slots.keys, read.nbytes)):
+            self._load(key, read)
+        self._drop_cached()
+        is_next = key == next(iter(self._queue), key)
+        if key in self._cached and key not in self._slots.keys and not is_next and not self._fits(self._cached):
+            self._drop(key)
+        if key in self._cached:
+            for request_id, place in offered.waiting.items():
+                self._order.push(request_id, place)
 
     def _load(self, key: str, read: _Read) -> bool:
         """Load an adapter into a slot. Returns False if all slots are in use, or the memory of those in use."""
         if key not in self._slots.keys:
             while self._slots.keys and not self._fits(self._slots.keys, read.nbytes):
-                if not self._slots.evict():
+                emptied = self._slots.evict()
+                if emptied is None:
                     return False
+                self._backend.load_adapter(emptied, None)
                 self._changed = True
         placed = self._slots.place(key)
         if placed is None:
@@ -298,11 +314,14 @@ class AdapterPool:
         for key in [key for key in self._cached if key not in loaded and key not in self._queue]:
             if len(self._cached) <= self._max_cached and self._fits(self._cached):
                 return
-            del self._cached[key]
-            read = self._offered[key].read
-            if read is not None:
-                self._offered[key].read = replace(read, prepared=None)
-            self._changed = True
+            self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        del self._cached[key]
+        read = self._offered[key].read
+        if read is not None:
+            self._offered[key].read = replace(read, prepared=None)
+        self._changed = True
 
     def _fits(self, keys: Iterable[str], more: int = 0) -> bool:
         """Whether these adapters, and `more` bytes, fit into host memory."""
@@ -318,6 +337,7 @@ class AdapterPool:
         if slot is not None:
             self._backend.load_adapter(slot, None)
         self._cached.pop(key, None)
+        self._unreadable.pop(key, None)
         del self._offered[key]
         self._changed = True
 
@@ -341,11 +361,14 @@ class AdapterPool:
             adapter = self._read_adapter(offered.path)
             prepared = self._backend.prepare_adapter(adapter)
             found = _Read(prepared, adapter.rank, adapter.digest, prepared.nbytes)
+        except DeviceLostError as error:
+            self._lost = error
+            return self.on_ready()
         except ModelError as error:
             found = _Read(None, failure=str(error))
         except Exception as error:
             log.exception("an adapter could not be read")
-            found = _Read(None, failure=f"it could not be read: {type(error).__name__}", is_final=False)
+            found = _Read(None, failure=f"it could not be read: {type(error).__name__}")
         self._done.append((key, offered, found))
         return self.on_ready()
 

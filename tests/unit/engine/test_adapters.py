@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.adapters import save_adapter
 
-from octavo_inference.common.errors import ModelError, RequestError
+from octavo_inference.checkpoints.peft import read_adapter
+from octavo_inference.checkpoints.peft_rows import OuterMatrices
+from octavo_inference.common.errors import ModelError, RankLostError, RequestError
 from octavo_inference.core.adapter_slots import AdapterSlots
+from octavo_inference.core.adapters import ReadAdapter
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import ADAPTER_UNUSABLE, NO_ADAPTER, Output, Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
 from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.weights import Tensor
 
-from .echo import CONFIG, EchoBackend
+from .echo import CONFIG, VOCAB, EchoBackend
 
 RANK = 3
 
@@ -31,12 +37,15 @@ class Reader:
         self.gate.set()
         self.read: list[str] = []
         self.gone: set[str] = set()
+        self.lost: set[str] = set()
 
     def __call__(self, folder: Path) -> Adapter:
         self.gate.wait(10)
         self.read.append(folder.name)
+        if folder.name in self.lost:
+            raise RankLostError("rank 1 ended while it prepared an adapter")
         if folder.name in self.gone:
-            raise OSError(5, "Input/output error")
+            raise ModelError("adapter_config.json cannot be read: Input/output error")
         if folder.name == "13":
             raise ModelError("its rank is odd")
         none = np.zeros((RANK, 1), np.float32)
@@ -44,12 +53,19 @@ class Reader:
 
 
 class Server:
-    def __init__(self, slots: int = 2, max_cached: int = 32, rows: int = 4, memory: int | None = None) -> None:
+    def __init__(
+        self,
+        slots: int = 2,
+        max_cached: int = 32,
+        rows: int = 4,
+        memory: int | None = None,
+        read: ReadAdapter | None = None,
+    ) -> None:
         self.reader = Reader()
         self.backend = EchoBackend(64, adapter_slots=slots)
         limits = EngineLimits(64, rows, 16, 100, max_cached_adapters=max_cached, adapter_memory=memory)
         self.time = 0.0
-        self.engine = Engine(self.backend, CONFIG, limits, clock=lambda: self.time, read_adapter=self.reader)
+        self.engine = Engine(self.backend, CONFIG, limits, clock=lambda: self.time, read_adapter=read or self.reader)
         self.states: dict[str, str] = {}
 
     def offer(self, *keys: int) -> None:
@@ -217,6 +233,83 @@ def test_files_that_cannot_be_read_now_are_read_for_a_later_request() -> None:
     assert tokens(server.run()["later"])
 
 
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_failure_that_no_request_waited_for_denies_none(withdrawn: bool) -> None:
+    server = Server(slots=1, max_cached=1)
+    server.offer(1, 2)
+    stored = next(key for key, state in server.states.items() if state == "stored")
+    server.reader.gone = {stored}
+    server.reader.gate.clear()
+    server.submit("left", stored)
+    server.engine.step()
+    server.engine.abort("left")
+    if withdrawn:
+        server.engine.adapters.withdraw(stored)
+    server.reader.gate.set()
+    server.engine.adapters.wait()
+    server.engine.step()
+    server.reader.gone = set()
+    if withdrawn:
+        server.engine.adapters.offer(stored, f"/adapters/{stored}")
+    server.submit("later", stored)
+    assert tokens(server.run()["later"])
+
+
+def save_small(folder: Path) -> Path:
+    """An adapter of `CONFIG` as PEFT saves it."""
+    module = "model.layers.0.self_attn.q_proj"
+    tensors = {
+        f"{module}.lora_A.weight": np.ones((RANK, CONFIG.hidden), np.float32),
+        f"{module}.lora_B.weight": np.ones((CONFIG.heads * CONFIG.head_dim, RANK), np.float32),
+    }
+    return save_adapter(folder, tensors, r=RANK)
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+@pytest.mark.parametrize("kind", ["gone", "unreadable"])
+def test_real_files_that_cannot_be_read_now_are_read_for_a_later_request(tmp_path: Path, file: str, kind: str) -> None:
+    def read(folder: Path) -> Adapter:
+        outer = OuterMatrices(
+            *(Tensor("f32", (VOCAB, CONFIG.hidden), np.zeros((VOCAB, CONFIG.hidden), np.float32)),) * 2
+        )
+        return replace(read_adapter(folder, CONFIG, ({},) * 2, outer, tmp_path / "model", RANK), digest=folder.name)
+
+    server = Server(slots=1, max_cached=1, read=read)
+    for key in ("1", "2"):
+        server.engine.adapters.offer(key, str(save_small(tmp_path / key)))
+    server.settle()
+    [stored] = [key for key, state in server.states.items() if state == "stored"]
+    path, away = tmp_path / stored / file, tmp_path / "away"
+    path.rename(away)
+    if kind == "unreadable":
+        path.symlink_to("/proc/self/mem")  # reads of it fail: Input/output error
+    server.submit("now", stored)
+    assert server.run()["now"][-1].stop_reason == NO_ADAPTER
+    assert server.states[stored] == "stored"
+    away.replace(path)
+    server.submit("later", stored)
+    assert tokens(server.run()["later"])
+    assert server.states[stored] == "loaded"
+
+
+def test_a_lost_rank_ends_the_engine(server: Server) -> None:
+    server.reader.lost = {"1"}
+    server.engine.adapters.offer("1", "/adapters/1")
+    server.submit("waits", "1")
+    with pytest.raises(RankLostError, match="rank 1 ended"):
+        server.run()
+
+
+def test_a_lost_rank_ends_an_idle_engine(server: Server) -> None:
+    server.reader.lost = {"1"}
+    server.engine.adapters.offer("1", "/adapters/1")
+    server.engine.adapters.wait()
+    loop = EngineLoop(server.engine)
+    assert loop.poll_timeout() == 0
+    with pytest.raises(RankLostError, match="rank 1 ended"):
+        loop.run_once([])
+
+
 def test_a_loop_that_waits_for_messages_goes_on_when_a_slot_is_free() -> None:
     """The server's loop waits for a message where the engine says that nothing else brings work."""
     server = Server(slots=1)
@@ -346,6 +439,7 @@ def test_an_adapter_larger_than_the_memory_is_used_alone() -> None:
     server.submit("again", "2")
     server.run()
     assert server.states == {"1": "stored", "2": "loaded", "99": "stored"}
+    assert sorted(server.backend.adapters, key=str) == [2, None], "the backend keeps no other"
 
 
 def test_adapters_in_use_fit_the_memory_whatever_slots_there_are() -> None:
@@ -364,3 +458,24 @@ def test_adapters_in_use_fit_the_memory_whatever_slots_there_are() -> None:
         if not server.engine.has_work:
             break
     assert sorted(answers) == ["1", "2", "3", "4"], "none waits forever"
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_first_reads_that_requests_wait_for_exceed_the_memory_by_one(slots: int) -> None:
+    server = Server(slots=slots, memory=250_000_000)
+    keys = [str(key) for key in range(1, 10)]
+    server.reader.gate.clear()
+    for key in keys:
+        server.engine.adapters.offer(key, f"/adapters/{key}")
+        server.submit(key, key)
+    server.reader.gate.set()
+    answers: dict[str, list[Output]] = {}
+    for _ in range(400):
+        server.engine.wait()
+        for output in server.engine.step():
+            answers.setdefault(output.id, []).append(output)
+        assert held(server) <= 350_000_000
+        if not server.engine.has_work:
+            break
+    assert sorted(answers) == keys, "none waits forever"
+    assert all(each[-1].finish_reason == "length" for each in answers.values())

@@ -70,7 +70,7 @@ class AdapterSlots:
         return self._held[key].slot, True
 
     def evict(self) -> int | None:
-        """Empty the slot of the least recently used adapter that no request uses. Returns it, None if all are in use."""
+        """Empty the slot of the least recently used adapter that no request uses. Returns it, None if there is none."""
         unused = next((key for key, held in self._held.items() if not held.users), None)
         return None if unused is None else self.remove(unused)
 

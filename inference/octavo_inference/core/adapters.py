@@ -337,7 +337,6 @@ class AdapterPool:
         if slot is not None:
             self._backend.load_adapter(slot, None)
         self._cached.pop(key, None)
-        self._unreadable.pop(key, None)
         del self._offered[key]
         self._changed = True
 
@@ -349,7 +348,6 @@ class AdapterPool:
         if offered.read is not None and not is_next and not self._fits(ahead.union(self._slots.keys) | {key}):
             return  # it is read when it is next, or when there is room
         if offered.reading is None:
-            self._unreadable.pop(key, None)
             offered.reading = self._executor.submit(self._run, key, offered)
 
     def _run(self, key: str, offered: _Offered) -> object:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,7 +12,9 @@ import numpy as np
 import pytest
 from tests.support.adapters import ALL, merged, random_adapter, with_rows
 
+from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
+from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.backends.reference.backend import ReferenceBackend
 from octavo_inference.common.errors import ModelError
 from octavo_inference.core.gather import Batch
@@ -180,6 +184,47 @@ def test_greedy_tokens_and_log_probabilities_have_the_adapter(kernels: Kernels, 
         logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True)) - logits.max(1)[:, None]
     )
     np.testing.assert_allclose(result.logprob, normed.max(1), atol=1e-3)
+
+
+@pytest.mark.parametrize("own_rows", [False, True])
+def test_an_emptied_slot_frees_its_adapter_and_changes_nothing(kernels: Kernels, own_rows: bool) -> None:
+    config, weights = model_of("llama")
+    rng = np.random.default_rng(6)
+    adapter = random_adapter(weights, rng, 8, outer=True, bias=True)
+    if own_rows:
+        adapter = with_rows(adapter, weights, rng, range(config.vocab), range(config.vocab))
+    told = stories(rng, [9, 2])
+    batch = with_slots(batch_of(told), [0, 0])
+    native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=8)
+    wanted = expected(config, weights, [], told, [NO_ADAPTER] * 2)
+    prepared = native.prepare_adapter(adapter)
+    memory = [weakref.ref(array) for array in prepared.keep if isinstance(array, np.ndarray)]
+    native.load_adapter(0, prepared)
+    assert np.abs(native.logits(batch) - wanted).max() > 0.1
+    native.load_adapter(0, None)
+    del prepared
+    gc.collect()
+    assert memory
+    assert not any(array() is not None for array in memory)
+    close(native.logits(batch), wanted)
+
+
+def test_a_step_that_waits_for_its_masks_may_lose_its_adapter(kernels: Kernels) -> None:
+    """Its result is dropped; other rows have theirs."""
+    config, weights = model_of("llama")
+    rng = np.random.default_rng(6)
+    adapter = random_adapter(weights, rng, 8, outer=True)
+    native = create(config, weights, kernels, adapter_slots=2, max_adapter_rank=8)
+    for slot in (0, 1):
+        native.load_adapter(slot, native.prepare_adapter(adapter))
+    told = stories(rng, [9, 2])
+    batch = with_slots(batch_of(told), [0, 1])
+    logits = expected(config, weights, [adapter] * 2, told, [0, 1])
+    sampling = native_sampling(batch.sample, config.vocab, adapter=batch.adapter)
+    native._run(batch, abi.SamplingArgs(count=0), choose=False)
+    native.load_adapter(0, None)
+    gc.collect()
+    assert native._choose(batch, sampling).tokens[1] == logits[1].argmax()
 
 
 def test_changes_that_no_kernel_makes_are_refused(kernels: Kernels) -> None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -191,9 +191,11 @@ class CpuBackend:
         changed_rows = max(tokens * experts_of_token, samples) if adapter_slots else 0
         buffers["low_rank"] = _zeros((changed_rows, ranks), np.dtype(np.float32))
         self._adapters = (abi.AdapterArgs * adapter_slots)()
-        self._loaded: list[PackedAdapter | None] = [None] * adapter_slots
+        self._loaded: dict[int, PackedAdapter] = {}
         format_of_adapters: WeightFormat = "f32" if format_ == "f32" else "bf16"
         self._packer = AdapterPacker(kernels, config, shapes, layers, packed.lm_head, format_of_adapters, ranks)
+        for slot in range(adapter_slots):
+            self.load_adapter(slot, None)
         self._buffers = buffers | latent_buffers
         self._logits: Float32 = buffers["logits"]
         self._layers, self._ropes = layers, ropes
@@ -315,9 +317,16 @@ class CpuBackend:
         return self._packer.pack(adapter)
 
     def load_adapter(self, slot: int, adapter: PackedAdapter | None) -> None:
-        """Put an adapter into a slot. An emptied slot keeps its own, for rows whose result is dropped."""
-        if adapter is not None:
-            self._loaded[slot], self._adapters[slot] = adapter, adapter.args
+        """Put an adapter into a slot, or one that changes nothing."""
+        loaded = self._no_adapter if adapter is None else adapter
+        # No step runs meanwhile: one that waits for its masks reads the slots again.
+        self._adapters[slot] = loaded.args
+        self._loaded[slot] = loaded
+
+    @cached_property
+    def _no_adapter(self) -> PackedAdapter:
+        """What is in an empty slot: rows whose result is dropped may still have it."""
+        return self._packer.empty()
 
     def launch(self, step: RowStep) -> StepHandle:
         """Gather a step and run it."""

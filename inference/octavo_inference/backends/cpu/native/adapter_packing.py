@@ -75,10 +75,8 @@ class AdapterPacker:
     def pack(self, adapter: Adapter) -> PackedAdapter:
         """Pack an adapter. Raises `ModelError` for changes of matrices that the kernels do not change."""
         require_supported(adapter, FIELDS)
-        found = PackedAdapter(abi.AdapterArgs(), 0)
-        head = len(self.layers) * len(_PARTS)
-        experts = 0 if self.config.experts is None else self.config.experts.count + 1
-        parts = (abi.LowRankArgs * (head + 1 + 2 * len(self.layers) * experts))()
+        found, parts = self._unchanged()
+        head, experts = self._head, self._experts
         for number, changes in enumerate(adapter.layers):
             for part, fields in enumerate(_PARTS):
                 names = [name for each in fields for name in _fields(each, self.shapes[number])]
@@ -95,8 +93,6 @@ class AdapterPacker:
             up = np.zeros((self.lm_head.rows, rank), np.float32)
             up[:rows] = adapter.lm_head.up
             parts[head] = self._low_rank(found, adapter.lm_head.down, up, None, _order(self.lm_head))
-        found.args.parts = ctypes.addressof(parts)
-        found.keep.append(parts)
         if adapter.embedding is not None:
             self._embedding(found, adapter.embedding)
         if adapter.embedding_rows is not None:
@@ -104,6 +100,25 @@ class AdapterPacker:
         if adapter.lm_head_rows is not None:
             found.args.head_rows = self._token_rows(found, adapter.lm_head_rows, _order(self.lm_head))
         return found
+
+    def empty(self) -> PackedAdapter:
+        """An adapter that changes nothing."""
+        return self._unchanged()[0]
+
+    @property
+    def _head(self) -> int:
+        """The place of the head among the parts; after it are those of experts."""
+        return len(self.layers) * len(_PARTS)
+
+    @property
+    def _experts(self) -> int:
+        """Experts of a layer, with the shared MLP."""
+        return 0 if self.config.experts is None else self.config.experts.count + 1
+
+    def _unchanged(self) -> tuple[PackedAdapter, ctypes.Array[abi.LowRankArgs]]:
+        """An adapter that changes nothing, and its parts."""
+        parts = (abi.LowRankArgs * (self._head + 1 + 2 * len(self.layers) * self._experts))()
+        return PackedAdapter(abi.AdapterArgs(parts=ctypes.addressof(parts)), 0, keep=[parts]), parts
 
     def _part(
         self,

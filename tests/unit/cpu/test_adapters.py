@@ -202,7 +202,7 @@ def test_an_emptied_slot_frees_its_adapter_and_changes_nothing(kernels: Kernels,
     native.load_adapter(0, prepared)
     assert np.abs(native.logits(batch) - wanted).max() > 0.1
     native.load_adapter(0, None)
-    del prepared
+    del prepared, adapter
     gc.collect()
     assert memory
     assert not any(array() is not None for array in memory)

@@ -232,12 +232,17 @@ class Forked:
         return contextlib.nullcontext()
 
 
+def unexpected(error: Exception) -> None:
+    """No thread of these tests fails."""
+    raise error
+
+
 def spread(
     own: CudaBackend, config: ModelConfig, group: RankGroup, connections: list[Connection], fault: str = ""
 ) -> TensorParallel | None:
     """The backend of all ranks; None on those above 0, once rank 0 has ended."""
     if group.rank:
-        adapters = RankAdapters(own, connections[0].adapters, Failpoints(fault))
+        adapters = RankAdapters(own, connections[0].adapters, Failpoints(fault), unexpected)
         adapters.start()
         with contextlib.suppress(EOFError):
             follow(own, Inbox(connections[0].calls), Failpoints(""), adapters)

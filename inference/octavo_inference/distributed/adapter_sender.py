@@ -27,13 +27,18 @@ class AdapterLink:
             send_adapter(self.connection, number, adapter)
         except OSError as error:
             raise RankLostError(f"{self.name} ended while it received an adapter") from error
+        except Exception as error:  # the rank may wait for the rest
+            raise RankLostError(f"{self.name} was sent a part of an adapter: {type(error).__name__}") from error
 
-    def failure(self) -> str:
+    def failure(self, number: int) -> str:
         """Wait until the rank has prepared the part: why it could not, empty if it has. Raises `RankLostError`."""
         try:
-            return receive_answer(self.connection).failure
+            answer = receive_answer(self.connection)
         except (EOFError, OSError) as error:
             raise RankLostError(f"{self.name} ended while it prepared an adapter") from error
+        if answer.number != number:
+            raise RankLostError(f"{self.name} answered for adapter {answer.number} instead of {number}")
+        return answer.failure
 
 
 class AdapterSender:
@@ -48,7 +53,8 @@ class AdapterSender:
     ) -> PreparedAdapter:
         """Rank 0's part in its backend's form, once the other ranks have theirs under `number`.
 
-        Raises `ModelError` if any rank cannot prepare its part. Others then keep theirs.
+        Raises `ModelError` if any rank cannot prepare its part. Others then keep theirs. Raises `RankLostError` for a
+        rank that ended or is out of step: all ranks must end.
         """
         size = len(self._links) + 1
         parts = [shard_adapter(adapter, self._config, rank=rank, size=size) for rank in range(size)]
@@ -58,7 +64,7 @@ class AdapterSender:
             own = prepare_own(parts[0])
         finally:
             # After a failure, too: the next adapter must not get these answers.
-            failures = [(link.name, link.failure()) for link in self._links]
+            failures = [(link.name, link.failure(number)) for link in self._links]
         for name, failure in failures:
             if failure:
                 raise ModelError(f"{name} could not prepare it: {failure}")

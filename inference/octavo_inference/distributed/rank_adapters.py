@@ -6,9 +6,10 @@ import contextlib
 import logging
 import socket
 import threading
+from collections.abc import Callable
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import DeviceLostError, ModelError
 from octavo_inference.core.backend import Backend, PreparedAdapter
 from octavo_inference.distributed.adapter_transfer import AdapterAnswer, receive_adapter, send_answer
 from octavo_inference.models.adapter import Adapter
@@ -19,13 +20,21 @@ log = logging.getLogger("octavo.rank")
 class RankAdapters:
     """The adapters that this rank's `backend` has prepared, by the number that rank 0 gave them.
 
-    Rank 0 sends no call for an adapter before it has the answer that it is prepared.
+    Rank 0 sends no call for an adapter before it has the answer that it is prepared. `end` is called in the thread with
+    an error after which it can receive no more: the process has to end.
     """
 
-    def __init__(self, backend: Backend, connection: socket.socket, failpoints: Failpoints) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        connection: socket.socket,
+        failpoints: Failpoints,
+        end: Callable[[Exception], object],
+    ) -> None:
         self._backend = backend
         self._connection = connection
         self._failpoints = failpoints
+        self._end = end
         self._prepared: dict[int, PreparedAdapter] = {}
 
     def start(self) -> None:
@@ -49,6 +58,8 @@ class RankAdapters:
                 send_answer(self._connection, AdapterAnswer(number, failure))
         except (EOFError, OSError):
             return  # rank 0 has ended
+        except Exception as error:
+            self._end(error)
         finally:
             # Rank 0 must not wait for an answer of this thread, whatever ended it.
             with contextlib.suppress(OSError):
@@ -59,6 +70,8 @@ class RankAdapters:
         try:
             self._failpoints.hit("rank.adapter")
             self._prepared[number] = self._backend.prepare_adapter(adapter)
+        except DeviceLostError:
+            raise
         except ModelError as error:
             return str(error)
         except Exception as error:

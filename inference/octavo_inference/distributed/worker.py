@@ -18,6 +18,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -85,7 +86,7 @@ def serve(connection: socket.socket, adapter_connection: socket.socket, folder: 
     made = False
     try:
         backend = _load(inbox, answer, folder)
-        adapters = RankAdapters(backend, adapter_connection, failpoints)
+        adapters = RankAdapters(backend, adapter_connection, failpoints, partial(_end, answer))
         if backend.adapter_slots:
             adapters.start()
         gc.freeze()
@@ -96,19 +97,30 @@ def serve(connection: socket.socket, adapter_connection: socket.socket, folder: 
     except (EOFError, BrokenPipeError):
         return 0
     except Exception as error:
-        known = isinstance(error, OctavoError)
-        if not known:
-            log.exception("the rank failed")
-        first = (str(error).strip().splitlines() or ["no reason given"])[0]
-        message = str(error) if known else f"{type(error).__name__}: {first}"
         # A failed start is reported as on one GPU. A failure while serving has the exit status of a lost rank.
         refused = not made and not isinstance(error, DeviceLostError)
-        status = 1 if refused else EXIT_RANK_LOST
-        try:
-            answer(RankFailed(message=message, status=status))
-        except OSError:
-            log.error("%s", message)  # noqa: TRY400 -- `error` matters, not the failed send
-        return status
+        return _failed(answer, error, 1 if refused else EXIT_RANK_LOST)
+
+
+def _failed(answer: Callable[[FromRank], None], error: Exception, status: int) -> int:
+    """Tell rank 0 why this rank ends. Returns the exit status."""
+    known = isinstance(error, OctavoError)
+    if not known:
+        log.error("the rank failed", exc_info=error)
+    first = (str(error).strip().splitlines() or ["no reason given"])[0]
+    message = str(error) if known else f"{type(error).__name__}: {first}"
+    try:
+        answer(RankFailed(message=message, status=status))
+    except OSError:
+        log.error("%s", message)  # noqa: TRY400 -- `error` matters, not the failed send
+    return status
+
+
+def _end(answer: Callable[[FromRank], None], error: Exception) -> NoReturn:
+    """End the process from any thread, and with it all ranks."""
+    status = _failed(answer, error, EXIT_RANK_LOST)
+    logging.shutdown()
+    os._exit(status)
 
 
 def follow(backend: Backend, inbox: Inbox, failpoints: Failpoints, adapters: RankAdapters) -> NoReturn:

@@ -38,7 +38,7 @@ NO_ADAPTERS = AdapterSender(CONFIG, [])
 
 def adapters_of(backend: LateBackend) -> RankAdapters:
     """Those of a rank that is sent none."""
-    return RankAdapters(backend, socket.socket(), Failpoints(""))
+    return RankAdapters(backend, socket.socket(), Failpoints(""), lambda _: None)
 
 
 def ids(*values: int) -> np.ndarray:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +17,12 @@ import pytest
 from tests.support.waiting import eventually
 
 from octavo_common.failpoints import Failpoints
-from octavo_inference.common.errors import ModelError, RankLostError
+from octavo_inference.common.errors import DeviceLostError, ModelError, RankLostError
+from octavo_inference.common.process import EXIT_RANK_LOST
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
 from octavo_inference.core.request import Request, SamplingParams
+from octavo_inference.distributed import adapter_transfer
 from octavo_inference.distributed.adapter_sender import AdapterLink, AdapterSender
 from octavo_inference.distributed.adapter_transfer import (
     AdapterAnswer,
@@ -27,7 +31,7 @@ from octavo_inference.distributed.adapter_transfer import (
     send_adapter,
     send_answer,
 )
-from octavo_inference.distributed.messages import Call, encode
+from octavo_inference.distributed.messages import Call, RankFailed, Reader, decode_from_rank, encode
 from octavo_inference.distributed.rank_adapters import RankAdapters
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.distributed.worker import Inbox, follow
@@ -64,6 +68,8 @@ class Rank(LateBackend):
         self.prepared.append(adapter)
         if adapter.digest == "13":
             raise ModelError("an odd rank")
+        if adapter.digest == "15":
+            raise DeviceLostError("the GPU is lost")
         if adapter.digest == "14":
             raise MemoryError("no room\nat all")
         return super().prepare_adapter(adapter)
@@ -79,6 +85,8 @@ class Group:
     calls: list[socket.socket]
     links: list[AdapterLink]
     threads: list[threading.Thread]
+    ended: list[Exception] = field(default_factory=list)
+    """Errors with which a rank's process would have ended."""
     size: int = RANKS
 
     def send_all(self, call: Call) -> None:
@@ -110,7 +118,7 @@ def group() -> Iterator[Group]:
     for rank in range(1, RANKS):
         (calls, their_calls), (adapters, their_adapters) = socket.socketpair(), socket.socketpair()
         other = Rank()
-        held = RankAdapters(other, their_adapters, Failpoints(""))
+        held = RankAdapters(other, their_adapters, Failpoints(""), found.ended.append)
         held.start()
 
         def be_the_other(
@@ -237,6 +245,64 @@ def test_a_rank_that_ends_meanwhile_is_named(group: Group) -> None:
     group.links[1].connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(RankLostError, match=r"rank 2 ended while it (received|prepared) an adapter"):
         sender.prepare(0, adapter(), lambda part: part)
+
+
+def test_a_rank_ends_with_its_device(group: Group) -> None:
+    with pytest.raises(RankLostError, match="rank 1 ended while it prepared an adapter"):
+        group.whole().prepare_adapter(adapter("15"))
+    eventually(lambda: [str(error) for error in group.ended] == ["the GPU is lost"] * 2)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), ValueError("no message")])
+def test_a_rank_that_cannot_receive_ends(group: Group, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    whole = group.whole()
+    monkeypatch.setattr(adapter_transfer, "_receive_layer", fail)
+    with pytest.raises(RankLostError, match=r"rank \d ended while it (received|prepared) an adapter"):
+        whole.prepare_adapter(adapter())
+    eventually(lambda: error in group.ended)
+
+
+def test_a_part_of_an_adapter_puts_the_ranks_out_of_step(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> memoryview:
+        raise MemoryError
+
+    sender = AdapterSender(CONFIG, group.links)
+    with monkeypatch.context() as patched, pytest.raises(RankLostError, match="rank 1 was sent a part of an adapter"):
+        patched.setattr(adapter_transfer, "_arrays", fail)
+        sender.prepare(0, adapter(), lambda part: part)
+
+
+def test_an_answer_for_another_adapter_is_noticed() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        send_answer(theirs, AdapterAnswer(3))
+        with pytest.raises(RankLostError, match="rank 1 answered for adapter 3 instead of 4"):
+            AdapterLink("rank 1", ours).failure(4)
+
+
+def test_a_process_ends_from_any_thread_with_the_status_of_a_lost_rank() -> None:
+    """What `worker` gives to `RankAdapters`."""
+    ours, theirs = socket.socketpair()
+    program = (
+        "import socket, sys, threading\n"
+        "from functools import partial\n"
+        "from octavo_inference.distributed.messages import encode\n"
+        "from octavo_inference.distributed.worker import _end\n"
+        "connection = socket.socket(fileno=int(sys.argv[1]))\n"
+        "end = partial(_end, lambda message: connection.sendall(encode(message)))\n"
+        "threading.Thread(target=end, args=(MemoryError('no room'),)).start()\n"
+        "threading.Event().wait(60)\n"
+    )
+    with ours, theirs:
+        done = subprocess.run(  # noqa: S603 -- this Python
+            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], check=False
+        )
+        frames = Reader(ours).read()
+    assert done.returncode == EXIT_RANK_LOST
+    assert [decode_from_rank(frame) for frame in frames] == [RankFailed("MemoryError: no room", EXIT_RANK_LOST)]
 
 
 def test_slots_change_at_the_same_step_on_all_ranks(group: Group) -> None:

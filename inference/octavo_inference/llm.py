@@ -20,6 +20,7 @@ from octavo_inference.completion import Prompt, RequestOutput, RunningRequest
 from octavo_inference.config.arguments import arguments_of
 from octavo_inference.config.engine import EngineSettings, PoolingName
 from octavo_inference.conversation import AdapterText, Conversation, Conversations, adapter_text, one_or_more
+from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.request import Guidance, Output, Request, SamplingParams
 from octavo_inference.download.hub_cache import local_settings
 from octavo_inference.engine.factory import load_engine
@@ -78,9 +79,11 @@ class LLM:
         self._count += 1
         key, pool = f"{name}#{self._count}", self.engine.adapters
         pool.offer(key, str(path))
-        pool.wait()
-        self.engine.step()
-        [state] = [each for each in pool.changes() or [] if each.key == key]
+        state: EngineAdapter | None = None
+        while state is None or state.state == "loading":
+            pool.wait()  # for any that is being read
+            self.engine.step()
+            state = next((each for each in pool.changes() or () if each.key == key), state)
         if state.failure:
             pool.withdraw(key)
             raise ModelError(state.failure)

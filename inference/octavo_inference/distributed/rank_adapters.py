@@ -58,7 +58,7 @@ class RankAdapters:
                 send_answer(self._connection, AdapterAnswer(number, failure))
         except (EOFError, OSError):
             return  # rank 0 has ended
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 -- it is reported there
             self._end(error)
         finally:
             # Rank 0 must not wait for an answer of this thread, whatever ended it.

@@ -96,7 +96,7 @@ def serve(connection: socket.socket, adapter_connection: socket.socket, folder: 
         follow(backend, inbox, failpoints, adapters)
     except (EOFError, BrokenPipeError):
         return 0
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 -- `_failed` logs it
         # A failed start is reported as on one GPU. A failure while serving has the exit status of a lost rank.
         refused = not made and not isinstance(error, DeviceLostError)
         return _failed(answer, error, 1 if refused else EXIT_RANK_LOST)

@@ -26,7 +26,7 @@ _ROWS = frozenset(
 # Rows of key-value heads, each on several ranks if there are fewer heads than ranks.
 _KV_ROWS = frozenset({"k", "v"})
 _COLUMNS = frozenset({"o", "down", "experts.down", "experts.shared_down"})
-_WHOLE = frozenset({"experts.router", "experts.shared_router", "latent.q_down", "latent.kv_down"})
+_WHOLE = frozenset({"latent.q_down", "latent.kv_down"})
 
 
 def shard_adapter(adapter: Adapter, config: ModelConfig, *, rank: int, size: int) -> Adapter:

@@ -79,6 +79,20 @@ def test_answers_differ_and_come_again(llm: LLM) -> None:
         assert texts(llm, name) == before
 
 
+def test_one_is_loaded_while_another_is_read(llm: LLM, folders: dict[str, Path]) -> None:
+    pool = llm.engine.adapters
+    pool.offer("before", str(folders["a"]))
+    llm.load_adapter("after", folders["b"])
+    [state] = [pool._state(key, offered) for key, offered in pool._offered.items() if key.startswith("after")]
+    assert state.state != "loading"
+    pool.offer("next", str(folders["a"]))
+    with pytest.raises(ModelError, match="missing"):
+        llm.load_adapter("none", folders["a"].parent)
+    for key in ("before", "next"):
+        pool.withdraw(key)
+    llm.unload_adapter("after")
+
+
 def test_speculation_changes_no_answer(llm: LLM, folders: dict[str, Path]) -> None:
     guessing = loaded(folders, speculation="ngram")
     repeats = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

@@ -45,7 +45,7 @@ def expect(owner: LLMDeployment, memory: str, found: ModelReport) -> Estimate:
 
 def save_dense(folder: Path, rank: int) -> Path:
     """An adapter of the built-in model that changes all matrices."""
-    hidden, inner, keys = 576, 1536, 192
+    hidden, inner, keys, vocab = 576, 1536, 192, 49_152
     shapes = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qo"}
     shapes |= {f"self_attn.{name}_proj": (keys, hidden) for name in "kv"}
     shapes |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
@@ -54,6 +54,10 @@ def save_dense(folder: Path, rank: int) -> Path:
         for name, (rows, columns) in shapes.items():
             tensors[f"model.layers.{layer}.{name}.lora_A.weight"] = np.ones((rank, columns), np.float32)
             tensors[f"model.layers.{layer}.{name}.lora_B.weight"] = np.ones((rows, rank), np.float32)
+    tensors["model.embed_tokens.lora_embedding_A"] = np.ones((rank, vocab), np.float32)
+    tensors["model.embed_tokens.lora_embedding_B"] = np.ones((hidden, rank), np.float32)
+    tensors["lm_head.lora_A.weight"] = np.ones((rank, hidden), np.float32)
+    tensors["lm_head.lora_B.weight"] = np.ones((vocab, rank), np.float32)
     return save_adapter(folder, tensors, r=rank)
 
 
@@ -153,6 +157,7 @@ def test_the_engine_keeps_no_more_adapters_than_was_expected(
     assert sum(kept) <= expected.adapters
     matrices = expected.adapters / 2 - 2 * smollm2.adapter_fixed  # in bfloat16
     assert max(kept) == pytest.approx(matrices, rel=0.05), "the largest without rows of tokens are as expected"
+    assert 2 * max(kept) <= expected.adapters, "as many of the largest as may be loaded fit together"
     assert 2 < len(kept) < 6, "more than the device has, and not all"
     assert "failed" not in states.values()
 

@@ -493,9 +493,13 @@ def _weight_bytes(weights: Weights, backend: str, dtype: Dtype, quantization: Qu
 
 def _adapter_bytes(settings: EngineSettings, model: LoadedModel, element_bytes: int) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank, and as many rows of tokens as may be."""
-    per_rank = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
-    rows = 2 * MOST_TOKEN_ROWS * model.config.hidden
-    return settings.max_loaded_adapters * (packed_rank(settings.max_adapter_rank) * per_rank + rows) * element_bytes
+    config = model.config
+    layers = sum(sum(matrix.shape) for layer in model.weights.layers for matrix in layer_matrices(layer))
+    outer = config.vocab + config.hidden
+    # The change of lm_head is in the format of the layers', that of the embedding in float32.
+    per_rank = (layers + outer) * element_bytes + outer * 4
+    rows = 2 * MOST_TOKEN_ROWS * config.hidden * element_bytes
+    return settings.max_loaded_adapters * (packed_rank(settings.max_adapter_rank) * per_rank + rows)
 
 
 def _create_reference(threads: int, model: LoadedModel, sizes: CacheSizes, adapter_slots: int = 0) -> Backend:

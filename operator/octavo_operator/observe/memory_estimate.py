@@ -22,6 +22,7 @@ PROCESSES = 160 << 20
 _BLOCK_SIZE = 16
 _SWAP_SHARE = 0.25
 _TOKEN_BYTES = 4
+_FLOAT_BYTES = 4
 # Most adapters are far smaller than they may be: memory for them is at most this part of what is free.
 _MOST_ADAPTERS = 4
 # Flags of octavo-server that change its memory use: with one of them there is no estimate.
@@ -65,8 +66,11 @@ def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
 def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
     size = 4 if settings.dtype == "float32" else 2
-    each = packed_rank(settings.max_adapter_rank) * found.adapter_elements + found.adapter_fixed
-    return settings.max_loaded_adapters * each * size
+    # The embedding's change is in float32, as the engine has it.
+    outer = found.vocab + found.hidden
+    per_rank = (found.adapter_elements + outer) * size + outer * _FLOAT_BYTES
+    each = packed_rank(settings.max_adapter_rank) * per_rank + found.adapter_fixed * size
+    return settings.max_loaded_adapters * each
 
 
 def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:

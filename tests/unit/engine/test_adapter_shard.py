@@ -14,8 +14,9 @@ from tests.support.adapters import merged, random_adapter
 from tests.support.latent import LATENT, latent_config, latent_weights
 from tests.support.tiers import scaled
 
+from octavo_inference.backends.cuda.adapter_layout import FIELDS
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, require_supported
 from octavo_inference.models.adapter_shard import shard_adapter
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.shard import shard
@@ -25,9 +26,9 @@ from .test_shard import mixture, model
 
 
 def matrices(weights: Weights) -> list[str]:
-    """The names of the matrices of layers."""
+    """The names of the matrices of layers that adapters may change."""
     found = {name: tensor for layer in weights.layers for name, tensor in part_tensors(layer)}
-    return [name for name, tensor in found.items() if len(tensor.shape) == 2 and not name.endswith("_bias")]
+    return [name for name, tensor in found.items() if len(tensor.shape) == 2 and not name.endswith(("_bias", "router"))]
 
 
 def gated() -> tuple[ModelConfig, Weights]:
@@ -125,11 +126,14 @@ def test_every_matrix_of_a_model_that_can_be_cut_has_a_cut() -> None:
         whole = random_adapter(weights, np.random.default_rng(0), 1, matrices(weights))
         parts = shard_adapter(whole, config, rank=1, size=2)
         assert [set(layer) for layer in parts.layers] == [set(layer) for layer in whole.layers]
+        # A rank is sent nothing that it refuses.
+        require_supported(parts, FIELDS)
 
 
-def test_a_matrix_without_a_cut_is_refused_with_its_name() -> None:
+@pytest.mark.parametrize("name", ["state.inputs.0", "experts.router", "experts.shared_router"])
+def test_a_matrix_without_a_cut_is_refused_with_its_name(name: str) -> None:
     config, weights = model()
     whole = random_adapter(weights, np.random.default_rng(0), 1, ("q",))
-    strange = replace(whole, layers=({"state.inputs.0": whole.layers[0]["q"]},))
-    with pytest.raises(ModelError, match=r"changes state\.inputs\.0 of layer 0, which is not divided between GPUs"):
+    strange = replace(whole, layers=({name: whole.layers[0]["q"]},))
+    with pytest.raises(ModelError, match=rf"changes {name} of layer 0, which is not divided between GPUs"):
         shard_adapter(strange, config, rank=0, size=2)

@@ -520,7 +520,8 @@ def test_memory_is_reserved_for_the_largest_that_may_be_loaded(make_owner: Make)
     limits = {"adapters": {"maxLoaded": 2, "maxRank": 16}}
     few = estimate(make_owner(spec("sql", **limits)).spec, "8Gi", MODEL)
     assert few is not None
-    assert few.adapters == 2 * 16 * 3_000_000 * 2
+    outer = MODEL.vocab + MODEL.hidden
+    assert few.adapters == 2 * 16 * (2 * 3_000_000 + 2 * outer + 4 * outer), "the embedding in float32"
     assert few.total - few.kv == without.total - without.kv + few.adapters
     small = make_owner(spec("sql", **limits, kv={"memory": "1Gi"}))
     tight = estimate(small.spec, "2Gi", MODEL)

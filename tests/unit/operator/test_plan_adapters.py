@@ -527,7 +527,7 @@ def test_memory_is_reserved_for_the_largest_that_may_be_loaded(make_owner: Make)
     tight = estimate(small.spec, "2Gi", MODEL)
     assert tight is not None
     message = refusal(small.spec, tight)
-    assert "2 adapters 184Mi" in message
+    assert "2 adapters 208Mi" in message
     assert message.endswith(", or lower spec.engine.adapters.maxLoaded or maxRank")
 
 

@@ -10,7 +10,7 @@ import functools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import jinja2
@@ -19,7 +19,7 @@ import jinja2.nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import markup_join, str_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
-from jinja2.utils import _PassArg
+from jinja2.utils import Namespace, _PassArg
 from markupsafe import Markup
 
 MAX_CHARACTERS = 16 * 2**20
@@ -100,12 +100,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             _check_percent(left, right)
         return self.charged(super().call_binop(context, operator, left, right))
 
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Call a function or method."""
-        if getattr(__obj, "__name__", "") == "join" and args and isinstance(args[0], Iterator):
+        if getattr(function, "__name__", "") == "join" and args and not isinstance(args[0], _Sized):
             args = (list(args[0]), *args[1:])
-        __self._check_call(__obj, args, kwargs)
-        return __self.charged(super().call(__context, __obj, *args, **kwargs), _ELEMENT)
+        self._check_call(function, args, kwargs)
+        return self.charged(super().call(context, function, *args, **kwargs), _ELEMENT)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """The method `format` of a text, with bounds; None for anything else."""
@@ -155,6 +155,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             value = list(value)
         size = 0 if name in _SHALLOW else _size((value, given))
         most = max((abs(number) for number in given if isinstance(number, int)), default=0)
+        longest = max((len(text) for text in given if isinstance(text, str)), default=0)
         if name in _WIDTHS:
             _check(max(size, most))
         elif most > _FEW.get(name, most):
@@ -162,26 +163,20 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         _check(size)
         if name == "indent":
             # The width is a number or a text.
-            width = max([4, most, *(len(text) for text in given if isinstance(text, str))])
-            _check(size + (str(value).count("\n") + 1) * width)
+            _check(size + (str(value).count("\n") + 1) * max(4, most, longest))
         elif name == "wordwrap":
-            _check(size * max([1, *(len(text) for text in given if isinstance(text, str))]))
+            _check(size * max(1, longest))
         elif name == "replace":
             named = dict(zip(("old", "new"), args, strict=False)) | kwargs
             _check_replace(str(value), str(named.get("old", "")), str(named.get("new", "")))
         elif name == "format":
             _check_percent(str(value), kwargs or args)
         elif name == "join":
-            texts = [len(text) for text in given if isinstance(text, str)]
-            _check(size + _length(value) * max(texts, default=0))
+            _check(size + _length(value) * longest)
         elif name == "list" and isinstance(value, str):
             self._check_elements(len(value))
         elif name == "sum":
-            named = dict(zip(("attribute", "start"), args, strict=False)) | kwargs
-            if isinstance(named.get("start"), _Sized):
-                if named.get("attribute") is not None:
-                    raise SecurityError("sum of the lists in an attribute is not allowed in a chat template")
-                _check(sum(map(_length, value)))
+            _check_sum(value, dict(zip(("attribute", "start"), args, strict=False)) | kwargs)
         return value
 
     def _check_elements(self, count: int) -> None:
@@ -257,6 +252,13 @@ def _check_replace(text: Any, old: Any = "", new: Any = "", *_: Any) -> None:
         _check(len(text) + text.count(old) * len(new))
 
 
+def _check_sum(value: Any, given: Mapping[str, Any]) -> None:
+    if isinstance(given.get("start"), _Sized):
+        if given.get("attribute") is not None:
+            raise SecurityError("sum of the lists in an attribute is not allowed in a chat template")
+        _check(sum(map(_length, value)))
+
+
 def _check_percent(form: str | bytes, values: Any) -> None:
     text = form if isinstance(form, str) else form.decode("latin-1")
     if _STAR.search(text):
@@ -285,11 +287,13 @@ def _size(value: Any) -> int:
         if each is waiting:
             waiting.pop()
             continue
-        size += len(each) if isinstance(each, str | bytes) else 1
+        size += len(each) if isinstance(each, str | bytes) else 2
         if size > MAX_CHARACTERS or len(waiting) > 5000:
             return MAX_CHARACTERS + 1
         if isinstance(each, Mapping):
             waiting.append(iter([entry for pair in each.items() for entry in pair]))
-        elif isinstance(each, list | tuple | set | frozenset):
+        elif isinstance(each, Namespace):  # its text has its values
+            waiting.append(iter((each._Namespace__attrs,)))  # noqa: SLF001
+        elif isinstance(each, Collection) and not isinstance(each, str | bytes | range):
             waiting.append(iter(each))
     return size

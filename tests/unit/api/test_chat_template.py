@@ -280,11 +280,16 @@ IMMENSE = [
     '{{ range(9000)|map("string")|join("a"|center(9000)) }}',
     "{{ [1]|batch(20000000000, 0)|list }}",
     "{{ [1]|slice(20000000000)|list }}",
+    '{{ ("a"|center(9000000)).join({"b": 1, "c": 2, "d": 3}) }}',
+    '{{ {"a": "b"|center(9000000), "c": "d"|center(9000000)}.values()|join }}',
+    '{% set ns = namespace(a="b"|center(9000000), c="d"|center(9000000)) %}{{ ns|string|length }}',
     "{{ range(9000)|map('replace', '', 'a'|center(9))|join(attribute='x', d='a'|center(9000)) }}",
     "{{ ('a'|center(9000))|replace(new='b'|center(9000), old=' ') }}",
     "{{ (range(9000)|map('default')|list)|map('string')|map('list')|sum(attribute='x', start=[]) }}",
-    "{% set ns = namespace(x=[]) %}{% set row = range(99999)|list %}"
-    "{% for i in range(999) %}{% set ns.x = ns.x + [row] %}{% endfor %}{{ ns.x|sum(start=[])|length }}",
+    (
+        "{% set ns = namespace(x=[]) %}{% set row = range(99999)|list %}"
+        "{% for i in range(999) %}{% set ns.x = ns.x + [row] %}{% endfor %}{{ ns.x|sum(start=[])|length }}"
+    ),
     "{{ [[1]]|tojson(indent=20000000000) }}",
     '{{ 1.5|round(20000000000, "ceil") }}',
     '{{ ("a b "|center(9000))|wordwrap(1, wrapstring="a"|center(9000)) }}',
@@ -307,19 +312,31 @@ IMMENSE = [
     '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set ns.x = ns.x + ns.x %}{% endfor %}',
     "{% set ns = namespace(x=[1]) %}{% for _ in range(35) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
-    "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-    "{{ ns.x|string|length }}",
-    "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-    "{{ ns.x|tojson|length }}",
+    (
+        "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x|string|length }}"
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x|tojson|length }}"
+    ),
     "{% set ns = namespace(x=3) %}{% for _ in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
-    '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}'
-    "{% set ns.x = x %}{% endfor %}",
-    '{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x="aaaa") %}'
-    "{% for _ in range(35) %}{% set ns.x = two(ns.x) %}{% endfor %}",
-    '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
-    "{% for i in range(999) %}{% set ns.x = ns.x + [text ~ i] %}{% endfor %}",
-    '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
-    "{% for i in range(999) %}{% set ns.x = ns.x + [text[1:]] %}{% endfor %}",
+    (
+        '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}'
+        "{% set ns.x = x %}{% endfor %}"
+    ),
+    (
+        '{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x="aaaa") %}'
+        "{% for _ in range(35) %}{% set ns.x = two(ns.x) %}{% endfor %}"
+    ),
+    (
+        '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
+        "{% for i in range(999) %}{% set ns.x = ns.x + [text ~ i] %}{% endfor %}"
+    ),
+    (
+        '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
+        "{% for i in range(999) %}{% set ns.x = ns.x + [text[1:]] %}{% endfor %}"
+    ),
     "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = ns.x + [range(99999)|list] %}{% endfor %}",
     '{{ strftime_now("%c"|center(9000000)) }}',
 ]

@@ -117,7 +117,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         def fill(*args: Any, **kwargs: Any) -> str:
             if value.__name__ == "format_map":
                 args, kwargs = (), *args
-            return type(text)(self._filled(formatter, text, args, kwargs))
+            result: str = type(text)(self._filled(formatter, text, args, kwargs))
+            return result
 
         return fill
 
@@ -136,7 +137,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return
         numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, int)]
         if name == "expandtabs":
-            _check((owner.count("\t" if isinstance(owner, str) else b"\t") + 1) * max(map(abs, numbers), default=8))
+            tabs = owner.count("\t") if isinstance(owner, str) else owner.count(b"\t")
+            _check((tabs + 1) * max(map(abs, numbers), default=8))
         elif name in _PADDING:
             _check(max(map(abs, numbers), default=0))
         elif name == "replace":
@@ -167,7 +169,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         elif name == "wordwrap":
             _check(size * max(1, longest))
         elif name == "replace":
-            named = dict(zip(("old", "new"), args, strict=False)) | kwargs
+            named = dict(zip(("old", "new"), args, strict=False)) | dict(kwargs)
             _check_replace(str(value), str(named.get("old", "")), str(named.get("new", "")))
         elif name == "format":
             _check_percent(str(value), kwargs or args)
@@ -176,7 +178,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         elif name == "list" and isinstance(value, str):
             self._check_elements(len(value))
         elif name == "sum":
-            _check_sum(value, dict(zip(("attribute", "start"), args, strict=False)) | kwargs)
+            _check_sum(value, dict(zip(("attribute", "start"), args, strict=False)) | dict(kwargs))
         return value
 
     def _check_elements(self, count: int) -> None:
@@ -231,11 +233,10 @@ def _bounded(sandbox: TemplateSandbox, name: str, function: Callable[..., Any]) 
     @jinja2.pass_context
     def filter_(context: Any, value: Any = None, *args: Any, **kwargs: Any) -> Any:
         value = sandbox.check_filter(name, value, args, kwargs)
-        first = {
-            _PassArg.context: (context,),
-            _PassArg.eval_context: (context.eval_ctx,),
-            _PassArg.environment: (sandbox,),
-        }.get(kind, ())  # type: ignore[call-overload]
+        first: tuple[Any, ...] = ()
+        if kind is not None:
+            passed = {"context": context, "eval_context": context.eval_ctx, "environment": sandbox}
+            first = (passed[kind.name],)
         return sandbox.charged(function(*first, value, *args, **kwargs), _ELEMENT)
 
     # `map`, `select` and others are recognised by their names only.

@@ -131,6 +131,35 @@ def test_rules_that_cut_text_are_the_models(tmp_path: Path, model: TokenizerAsse
     assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
 
 
+def shares_vocabulary(found: TokenizerAssets, model: TokenizerAssets) -> bool:
+    """A change of the one model object in memory shows in the other."""
+    before = model.tokenizer.model.fuse_unk
+    found.tokenizer.model.fuse_unk = not before
+    changed = model.tokenizer.model.fuse_unk is not before
+    found.tokenizer.model.fuse_unk = before
+    return changed
+
+
+def test_one_vocabulary_is_in_memory_if_the_file_has_other_flags_and_fewer_tokens(
+    tmp_path: Path, model: TokenizerAssets
+) -> None:
+    def fewer(data: dict[str, Any]) -> None:
+        data["model"]["vocab"] = {text: i for text, i in data["model"]["vocab"].items() if i < VOCAB - 9}
+        data["model"]["merges"] = data["model"]["merges"][:-9]
+        data["model"]["byte_fallback"] = True
+
+    def more(data: dict[str, Any]) -> None:
+        data["model"]["byte_fallback"] = True
+        added(data, VOCAB, "<new>")
+
+    assert adapter_assets(saved(tmp_path, model, fewer), model, VOCAB).tokenizer is model.tokenizer
+    found = adapter_assets(saved(tmp_path, model, more), model, VOCAB + 64)
+    assert found.tokenizer.encode("<new>").ids == [VOCAB]
+    assert shares_vocabulary(found, model)
+    assert not found.tokenizer.model.byte_fallback, "as the model's"
+    assert not shares_vocabulary(adapter_assets(saved(tmp_path, model, renamed), model, VOCAB), model)
+
+
 @pytest.mark.parametrize("sizes", [[257], [200] * 2000])
 def test_added_tokens_have_bounds(tmp_path: Path, model: TokenizerAssets, sizes: list[int]) -> None:
     def many(data: dict[str, Any]) -> None:
@@ -151,6 +180,20 @@ def test_a_panic_of_the_library_is_a_sentence(
         raise PanicError
 
     monkeypatch.setattr(adapter_assets_module, "load_tokenizer", panic)
+    with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
+        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
+
+
+def test_a_panic_while_tokenizers_are_combined_is_a_sentence(
+    tmp_path: Path, model: TokenizerAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicError(BaseException):
+        pass
+
+    def panic(*_: object) -> None:
+        raise PanicError
+
+    monkeypatch.setattr(adapter_assets_module, "Tokenizer", panic)
     with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
         adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
 

@@ -17,7 +17,7 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.model_loader import TextModel
 from octavo_inference.server.adapters import ServedAdapter
 from octavo_inference.server.errors import ApiError
-from octavo_inference.server.model_text import ServedText, adapter_text
+from octavo_inference.server.model_text import ServedText, served_text
 from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_protocol.adapters import MAX_ADAPTERS, ListedAdapter
 
@@ -154,7 +154,7 @@ def use_texts(server: Server, assets: TokenizerAssets) -> None:
     loaded = server.service.loaded
     assert loaded is not None
     model, settings = loaded.text, EngineSettings(model="smollm2")
-    server.service.adapters.read_text = lambda folder: adapter_text(folder, model, assets, settings, 49152)
+    server.service.adapters.read_text = lambda folder: served_text(folder, model, assets, settings, 49152)
 
 
 async def test_a_chat_has_the_template_tokens_and_end_of_its_adapter(

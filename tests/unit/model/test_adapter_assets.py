@@ -206,7 +206,9 @@ def test_another_token_that_ends_answers(tmp_path: Path, model: TokenizerAssets)
     assert found.tokenizer is model.tokenizer
 
 
-def test_a_template_of_the_settings_holds_for_adapters_without_one(tmp_path: Path, model: TokenizerAssets) -> None:
+def test_a_template_of_the_settings_holds_for_adapters_without_one(
+    tmp_path: Path, model: TokenizerAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flag = tmp_path / "flag.jinja"
     flag.write_text("FLAG {{ messages[0].content }}")
     settings = EngineSettings(model="smollm2", chat_template=str(flag))
@@ -215,12 +217,22 @@ def test_a_template_of_the_settings_holds_for_adapters_without_one(tmp_path: Pat
         folder.mkdir()
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     (own / "chat_template.jinja").write_text("OWN {{ messages[0].content }}")
+    compiled: list[str] = []
+    compiles = ChatTemplate.__init__
+
+    def counted(template: ChatTemplate, source: str, *args: Any, **options: Any) -> None:
+        compiled.append(source)
+        compiles(template, source, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "__init__", counted)
     for folder, wanted in ((plain, "FLAG Hi"), (own, "OWN Hi")):
+        compiled.clear()
         text = adapter_text(folder, model, settings, VOCAB)
         assert text is not None
         talk = [[{"role": "user", "content": "Hi"}]]
         [(tokens, _)] = text.conversations.prompts(talk, {}, None, tool_choice="auto", parallel_tool_calls=True)
         assert text.tokenizer.decode(tokens) == wanted
+        assert len(compiled) == 1, "each template is compiled once"
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,12 @@ from octavo_inference.answers.tools import Tools, described_tools
 from octavo_inference.common.errors import RequestError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.core.request import Guidance
-from octavo_inference.tokenizer.adapter_assets import adapter_assets, differ, own_ends
+from octavo_inference.tokenizer.adapter_files import read_adapter_files
 from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_inference.tokenizer.chat_template import (
     ChatTemplate,
     Message,
     TemplateOptions,
-    load_adapter_template,
     load_chat_template,
 )
 from octavo_inference.tokenizer.messages import plain_messages
@@ -32,21 +31,24 @@ Conversation = Sequence[Message]
 
 
 class Conversations:
-    """Makes prompts of conversations with a model's chat template, or that of the settings.
+    """Makes prompts of conversations with a chat template: `template`, else that of the settings, else the model's.
 
     Raises `ModelError` for a template of the settings that cannot be used.
     """
 
-    def __init__(self, assets: TokenizerAssets, settings: EngineSettings) -> None:
+    def __init__(self, assets: TokenizerAssets, settings: EngineSettings, template: ChatTemplate | None = None) -> None:
         self._assets = assets
         self._settings = settings
+        self._own_template = template
         # A model's own template may be broken, and only `chat` needs it.
         if settings.chat_template is not None:
             _ = self._template
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        return load_chat_template(self._assets, self._settings.chat_template, self._settings.model)
+        return self._own_template or load_chat_template(
+            self._assets, self._settings.chat_template, self._settings.model
+        )
 
     def prompts(
         self,
@@ -99,14 +101,10 @@ def adapter_text(folder: Path, model: TokenizerAssets, settings: EngineSettings,
 
     Raises `ModelError` for files that cannot be used.
     """
-    assets = adapter_assets(folder, model, vocab)
-    ends = own_ends(assets, model)
-    if not differ(assets, model):
+    own = read_adapter_files(folder, model, vocab)
+    if own is None:
         return None
-    if assets.chat_template != model.chat_template:
-        settings = dataclasses.replace(settings, chat_template=None)
-        load_adapter_template(assets, folder)
-    return AdapterText(assets.tokenizer, Conversations(assets, settings), ends)
+    return AdapterText(own.assets.tokenizer, Conversations(own.assets, settings, own.template), own.ends)
 
 
 def _plain(conversation: Conversation) -> list[Message]:

@@ -213,14 +213,17 @@ class Adapters(Generic[Text]):
                 adapter.text = await asyncio.to_thread(self.read_text, Path(adapter.path))
         except ModelError as error:
             adapter.text_failure = str(error)
-        except Exception as error:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # a panic of the tokenizers library is no Exception
             log.exception("the tokenizer of an adapter could not be read")
             adapter.text_failure = f"its tokenizer could not be read: {type(error).__name__}"
-        if adapter.text_failure:
-            log.warning("adapter %s cannot be used: %s", adapter.name, adapter.text_failure)
-            self._drop(adapter)
-        adapter.reading = None
-        self._changed.set()
+        finally:
+            if adapter.text_failure:
+                log.warning("adapter %s cannot be used: %s", adapter.name, adapter.text_failure)
+                self._drop(adapter)
+            adapter.reading = None
+            self._changed.set()
 
     def _drop(self, adapter: ServedAdapter[Text]) -> None:
         """Let the engine forget an adapter, when requests that have it already but are still tokenized are there."""

@@ -35,7 +35,7 @@ from octavo_inference.server.adapter_list import AdapterList
 from octavo_inference.server.admin import admin_app
 from octavo_inference.server.auth import Keys
 from octavo_inference.server.connection import HEAD_SECONDS, ClientConnection
-from octavo_inference.server.model_text import ServedModel, ServedText, adapter_text, warn_of_other_base
+from octavo_inference.server.model_text import ServedModel, ServedText, served_text, warn_of_other_base
 from octavo_inference.server.openai_responses.store import ResponseStore, StoreLimits, expire_regularly
 from octavo_inference.server.profile import Profiler
 from octavo_inference.server.public import public_app
@@ -212,7 +212,7 @@ async def _start(
 
     def read_text(folder: Path) -> ServedText | None:
         warn_of_other_base(folder, service.names)
-        return adapter_text(folder, text, assets, settings.engine, info.vocab_size)
+        return served_text(folder, text, assets, settings.engine, info.vocab_size)
 
     service.adapters.read_text = read_text
     following = await _start_adapters(service, settings, info)

@@ -14,7 +14,6 @@ from octavo_inference.answers.formats import AnswerFormats, answer_formats
 from octavo_inference.checkpoints.peft_config import read_adapter_config
 from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings, PoolingName, RelevanceName
-from octavo_inference.tokenizer.adapter_assets import adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_protocol.base_models import is_other_base
 
@@ -68,29 +67,27 @@ def warn_of_other_base(folder: Path, served: Iterable[str]) -> None:
         log.warning("%s: by its own account this adapter was trained on %s: its answers may be poor", folder, base)
 
 
-def adapter_text(
+def served_text(
     folder: Path, model: ServedModel, assets: TokenizerAssets, settings: EngineSettings, vocab: int
 ) -> ServedText | None:
     """That of an adapter, if its folder has another tokenizer or chat template than the model with these assets.
 
     Slow. `vocab`: ids of the model. Raises `ModelError` for files that cannot be used.
     """
-    from octavo_inference.tokenizer.chat_template import load_adapter_template, load_chat_template  # noqa: PLC0415
+    from octavo_inference.tokenizer.adapter_files import read_adapter_files  # noqa: PLC0415
+    from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
-    own = adapter_assets(folder, assets, vocab)
-    if not differ(own, assets):
+    own = read_adapter_files(folder, assets, vocab)
+    if own is None:
         return None
-    if own.chat_template == assets.chat_template:
-        template = load_chat_template(own, settings.chat_template, settings.model)
-    else:
-        template = load_adapter_template(own, folder)
+    template = own.template or load_chat_template(own.assets, settings.chat_template, settings.model)
     text = replace(
         model,
-        tokenizer=own.tokenizer,
+        tokenizer=own.assets.tokenizer,
         template=template,
-        special_tokens=own.special_tokens,
+        special_tokens=own.assets.special_tokens,
         formats=answer_formats(
             None if template is None else template.source, settings.tool_call_parser, settings.reasoning_parser
         ),
     )
-    return ServedText(text, text.longest_token, own_ends(own, assets))
+    return ServedText(text, text.longest_token, own.ends)

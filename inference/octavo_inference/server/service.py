@@ -108,6 +108,26 @@ class Service:
 
         Raises `ApiError` for another name, or if no requests are accepted.
         """
+        while True:
+            loaded = self._accepting()
+            if model in self.names:
+                return loaded
+            adapter = self.adapters.find(model)
+            if adapter is None:
+                raise model_not_found(model, self.names[0])
+            if adapter.reading is None or adapter.reading.done():
+                break
+            await asyncio.wait((adapter.reading,))
+        if adapter.failure:
+            raise errors.adapter_failed(ADAPTER_UNUSABLE)
+        found = replace(loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
+        if adapter.text is None:
+            return found
+        own = adapter.text
+        return replace(found, text=own.model, longest_token=own.longest_token, ends=own.ends)
+
+    def _accepting(self) -> Loaded:
+        """The loaded model. Raises `ApiError` if no requests are accepted."""
         if self.draining:
             raise self._reject(draining(), "draining")
         if not self.ready or self.loaded is None:
@@ -117,20 +137,7 @@ class Service:
         failure = self.router.failure
         if failure is not None:
             raise errors.engine_gone(failure.for_clients)
-        if model in self.names:
-            return self.loaded
-        adapter = self.adapters.find(model)
-        if adapter is None:
-            raise model_not_found(model, self.names[0])
-        if adapter.reading is not None:
-            await asyncio.wait((adapter.reading,))
-        if adapter.failure:
-            raise errors.adapter_failed(ADAPTER_UNUSABLE)
-        found = replace(self.loaded, adapter=adapter.key, adapter_digest=adapter.state.digest)
-        if adapter.text is None:
-            return found
-        own = adapter.text
-        return replace(found, text=own.model, longest_token=own.longest_token, ends=own.ends)
+        return self.loaded
 
     @property
     def model_names(self) -> tuple[str, ...]:

@@ -26,7 +26,6 @@ TEXT_FILES = {"tokenizer.json": 64 << 20, "tokenizer_config.json": 8 << 20, "cha
 # Characters of an added token, and of all of them. Text of clients is searched for them and for their beginnings.
 _LONGEST, _ALL = 256, 1 << 18
 _MOST_TEMPLATE = TEXT_FILES["chat_template.jinja"]
-_MODEL_FLAGS = ("byte_fallback", "fuse_unk", "ignore_merges", "unk_token", "unk_id", "continuing_subword_prefix")
 
 
 def adapter_assets(folder: Path, model: TokenizerAssets, vocab: int) -> TokenizerAssets:
@@ -87,7 +86,16 @@ def _named(settings: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> str 
 def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
     if not file.exists():
         return model
-    own = _read(file)
+    try:
+        return _combined(file, model, vocab, pad)
+    except (ModelError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library's Rust code is no Exception
+        raise ModelError(f"{file}: not a tokenizer: {type(error).__name__}") from error
+
+
+def _combined(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
+    own = load_tokenizer(file)
     if pad is not None and (own.token_to_id(pad) or 0) >= vocab:
         own = _without(file, pad)
     added, plain = own.get_added_tokens_decoder(), own.get_vocab(with_added_tokens=False)
@@ -110,22 +118,27 @@ def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tok
             f"{file}: token {other!r} has the id {plain[other]}, which the served model's tokenizer has not; the "
             "adapter was trained on another base model"
         )
-    same_model = plain == model.get_vocab(with_added_tokens=False) and _flags(own) == _flags(model)
-    same_added = _described(added) == _described(model.get_added_tokens_decoder())
-    if same_model and same_added and _state(own.post_processor) == _state(model.post_processor):
+    base = model.get_vocab(with_added_tokens=False)
+    shares = all(base.get(text) == index or index in added for text, index in plain.items())
+    wanted = _described(added)
+    same_added = wanted == _described(model.get_added_tokens_decoder())
+    if shares and same_added and _state(own.post_processor) == _state(model.post_processor):
         return model
-    found = _assembled(own, model, shares=same_model)
-    if _described(found.get_added_tokens_decoder()) != _described(added):
-        raise ModelError(f"{file}: its added tokens cannot be combined with the served model's tokenizer")
-    return found
+    # A vocabulary with its merges may take 100 MB. The library gives a token that replaces one of the vocabulary
+    # another id, so an adapter with such a token needs a vocabulary of its own.
+    for vocabulary in (model, own) if shares else (own,):
+        found = _assembled(own, model, vocabulary)
+        if _described(found.get_added_tokens_decoder()) == wanted:
+            return found
+    raise ModelError(f"{file}: its added tokens cannot be combined with the served model's tokenizer")
 
 
-def _assembled(own: Tokenizer, model: Tokenizer, *, shares: bool) -> Tokenizer:
-    """The model's tokenizer with the added tokens of `own`. With `shares`, both have one vocabulary in memory.
+def _assembled(own: Tokenizer, model: Tokenizer, vocabulary: Tokenizer) -> Tokenizer:
+    """The model's tokenizer with the added tokens of `own`, and the `vocabulary` of one of them, shared in memory.
 
     The rules by which text is cut are always the model's: those of a file may take forever (regular expressions).
     """
-    found = Tokenizer(model.model if shares else own.model)
+    found = Tokenizer(vocabulary.model)
     for part, source in (("normalizer", model), ("pre_tokenizer", model), ("post_processor", own), ("decoder", model)):
         value = getattr(source, part)
         if value is not None:
@@ -136,15 +149,6 @@ def _assembled(own: Tokenizer, model: Tokenizer, *, shares: bool) -> Tokenizer:
         else:
             found.add_tokens([token])
     return found
-
-
-def _read(file: Path) -> Tokenizer:
-    try:
-        return load_tokenizer(file)
-    except (ModelError, KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # a panic of the library's Rust code is no Exception
-        raise ModelError(f"{file}: not a tokenizer: {type(error).__name__}") from error
 
 
 def _without(file: Path, pad: str) -> Tokenizer:
@@ -167,7 +171,3 @@ def _described(added: Mapping[int, AddedToken]) -> dict[int, tuple[Any, ...]]:
 
 def _state(part: Any) -> Any:
     return None if part is None else part.__getstate__()
-
-
-def _flags(tokenizer: Tokenizer) -> list[Any]:
-    return [type(tokenizer.model), *(getattr(tokenizer.model, name, None) for name in _MODEL_FLAGS)]

@@ -18,16 +18,15 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from octavo_inference.common.errors import ModelError, RequestError
 from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_inference.tokenizer.encoding import PromptTooLongError, ids_within, plain_tokenizer, surely_above
+from octavo_inference.tokenizer.template_sandbox import MAX_CHARACTERS, TemplateSandbox
 
 MAX_SECONDS = 2.0
-MAX_CHARACTERS = 16 * 2**20
+_LONGEST_DATE = 1000
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 # Variables that a template always gets. `TemplateOptions.variables` cannot replace them.
@@ -87,12 +86,12 @@ class ChatTemplate:
         self._max_seconds = max_seconds
         self._variables = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._control = ControlTokens(tokenizer)
-        environment = _Sandbox(
+        environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
-        environment.filters["tojson"] = _tojson
+        environment.add_filter("tojson", _tojson)
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda form: now().strftime(form)
+        environment.globals["strftime_now"] = lambda form: _at(now(), form)
         self.source = source
         """The template's text."""
         self.text_arguments = _CONCATENATED_ARGUMENTS.search(source) is not None
@@ -102,6 +101,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
+            self._sandbox = environment
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
         self._names = frozenset(jinja2.meta.find_undeclared_variables(tree)) - set(environment.globals)
@@ -172,6 +172,7 @@ class ChatTemplate:
         parts: list[str] = []
         size = 0
         try:
+            self._sandbox.begin()
             with _time_limit(self._max_seconds):
                 for part in self._template.generate(variables):
                     size += len(part)
@@ -190,8 +191,9 @@ class ChatTemplate:
             TypeError,
             ValueError,
             RecursionError,
+            MemoryError,
         ) as error:
-            # SecurityError is a TemplateError. An error of the template fails only this conversation.
+            # What the sandbox refuses is a TemplateError. An error of the template fails only this conversation.
             raise RequestError(f"messages: the model's chat template refuses them: {error}", "messages") from None
         if size > MAX_CHARACTERS:
             raise RequestError(f"messages: the prompt grows beyond {MAX_CHARACTERS} characters", "messages")
@@ -278,15 +280,6 @@ class ControlTokens:
             if self._plain is None:
                 self._plain = plain_tokenizer(self._tokenizer)
         return ids_within(self._plain, text, max_tokens, add_special_tokens=False)
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" or not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise SecurityError(f"{operator} of these operands is not allowed in a chat template")
-        return super().call_binop(context, operator, left, right)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -402,6 +395,13 @@ def _unused_characters(values: Sequence[object]) -> tuple[str, str]:
     if first is None or second is None:
         raise RequestError("messages: they use every private-use character of Unicode", "messages")
     return first, second
+
+
+def _at(now: dt.datetime, form: str) -> str:
+    # What strftime makes may have 256 times the length of its format.
+    if len(form) > _LONGEST_DATE:
+        raise ValueError(f"strftime_now: a format of {len(form)} characters; up to {_LONGEST_DATE} are possible")
+    return now.strftime(form)
 
 
 def _raise_exception(message: str) -> None:

@@ -16,7 +16,8 @@ from tests.unit.api.conftest import Serve, Server
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.model_loader import TextModel
 from octavo_inference.server.adapters import ServedAdapter
-from octavo_inference.server.model_text import ServedText, adapter_text
+from octavo_inference.server.errors import ApiError
+from octavo_inference.server.model_text import ServedText, served_text
 from octavo_inference.tokenizer.assets import TokenizerAssets
 from octavo_protocol.adapters import MAX_ADAPTERS, ListedAdapter
 
@@ -153,7 +154,7 @@ def use_texts(server: Server, assets: TokenizerAssets) -> None:
     loaded = server.service.loaded
     assert loaded is not None
     model, settings = loaded.text, EngineSettings(model="smollm2")
-    server.service.adapters.read_text = lambda folder: adapter_text(folder, model, assets, settings, 49152)
+    server.service.adapters.read_text = lambda folder: served_text(folder, model, assets, settings, 49152)
 
 
 async def test_a_chat_has_the_template_tokens_and_end_of_its_adapter(
@@ -219,3 +220,62 @@ async def test_a_request_waits_until_the_template_of_its_adapter_is_read(
     gate.set()
     assert (await asking).status_code == 200
     assert model.tokenizer.decode(server.engine.seen[-1].tokens).startswith("Q: ")
+
+
+@pytest.mark.parametrize("state", ["draining", "sleeping"])
+async def test_a_request_that_waited_is_refused_as_one_that_comes_then(
+    server: Server, tmp_path: Path, state: str
+) -> None:
+    gate = threading.Event()
+
+    def slowly(_: Path) -> None:
+        gate.wait(30)
+
+    server.service.adapters.read_text = slowly
+    server.service.adapters.offer("sql", str(tmp_path / "first"))
+    asking = asyncio.create_task(server.service.require("sql"))
+    await asyncio.sleep(0)  # it begins to wait
+    await eventually_async(lambda: server.engine.adapters.offered)
+    assert not asking.done()
+    setattr(server.service, state, True)
+    gate.set()
+    with pytest.raises(ApiError) as refused:
+        await asking
+    assert refused.value.status == 503
+    assert server.service.metrics.rejected[state] == 1
+    setattr(server.service, state, False)
+
+
+async def test_a_request_that_waited_has_the_adapter_that_is_there_then(server: Server, tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def slowly(folder: Path) -> None:
+        if folder.name == "first":
+            gate.wait(30)
+
+    server.service.adapters.read_text = slowly
+    server.service.adapters.offer("sql", str(tmp_path / "first"))
+    asking = asyncio.create_task(server.service.require("sql"))
+    await asyncio.sleep(0)  # it begins to wait
+    server.service.adapters.withdraw("sql")
+    gate.set()
+    with pytest.raises(ApiError) as refused:
+        await asking
+    assert refused.value.status == 404
+
+
+async def test_a_panic_of_the_tokenizers_library_fails_the_adapter_alone(server: Server, tmp_path: Path) -> None:
+    class PanicError(BaseException):
+        pass
+
+    def panic(_: Path) -> None:
+        raise PanicError
+
+    server.service.adapters.read_text = panic
+    refused = await asyncio.wait_for(load(server, "first"), 30)
+    assert refused.status_code == 400
+    assert "its tokenizer could not be read: PanicError" in refused.json()["error"]["message"]
+    server.service.adapters.offer("listed", str(tmp_path / "first"))
+    await asyncio.wait_for(server.service.adapters.settled(), 30)
+    assert server.service.adapters.reports()[0].state == "failed"
+    assert (await server.chat()).status_code == 200

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -257,3 +259,135 @@ def test_templates_that_join_arguments_get_them_as_text(tokenizer, source, is_te
 def test_the_names_of_thinking_are_those_that_the_template_reads(tokenizer):
     read = "{{ message.reasoning_content }}{{ m['thinking'] }}{{ reasoning }}"
     assert ChatTemplate(read, tokenizer).reasoning_names == ("reasoning_content", "thinking")
+
+
+# Each would make a gigabyte or more, in one operation or in a few.
+IMMENSE = [
+    '{{ "%020000000000d" % 1 }}',
+    '{{ "%.20000000000d" % 1 }}',
+    '{{ "%*d" % (20000000000, 1) }}',
+    '{{ "%(a)s%(a)s" % {"a": "b"|center(9000000)} }}',
+    '{{ "a"|center(20000000000) }}',
+    '{% autoescape "a"|center(20000000000) %}{% endautoescape %}',
+    '{% if "a"|center(20000000000) %}{% endif %}',
+    '{{ ["a"]|map("center", 20000000000)|list }}',
+    '{{ "%020000000000d"|format(1) }}',
+    '{{ "%s%s"|format("a"|center(9000000), "a"|center(9000000)) }}',
+    '{{ "a"|indent(20000000000, true) }}',
+    '{{ "a\n"|indent("a"|center(9000000), true) }}',
+    '{{ "a"|replace("a", "b"|center(9000)|replace(" ", "c"|center(9000))) }}',
+    '{{ range(9000)|join("a"|center(9000)) }}',
+    '{{ range(9000)|map("string")|join("a"|center(9000)) }}',
+    "{{ [1]|batch(20000000000, 0)|list }}",
+    "{{ [1]|slice(20000000000)|list }}",
+    '{{ ("a"|center(9000000)).join({"b": 1, "c": 2, "d": 3}) }}',
+    '{{ {"a": "b"|center(9000000), "c": "d"|center(9000000)}.values()|join }}',
+    '{% set ns = namespace(a="b"|center(9000000), c="d"|center(9000000)) %}{{ ns|string|length }}',
+    "{{ range(9000)|map('replace', '', 'a'|center(9))|join(attribute='x', d='a'|center(9000)) }}",
+    "{{ ('a'|center(9000))|replace(new='b'|center(9000), old=' ') }}",
+    "{{ (range(9000)|map('default')|list)|map('string')|map('list')|sum(attribute='x', start=[]) }}",
+    (
+        "{% set ns = namespace(x=[]) %}{% set row = range(99999)|list %}"
+        "{% for i in range(999) %}{% set ns.x = ns.x + [row] %}{% endfor %}{{ ns.x|sum(start=[])|length }}"
+    ),
+    "{{ [[1]]|tojson(indent=20000000000) }}",
+    '{{ 1.5|round(20000000000, "ceil") }}',
+    '{{ ("a b "|center(9000))|wordwrap(1, wrapstring="a"|center(9000)) }}',
+    '{{ "a".center(20000000000) }}',
+    '{{ "a".ljust(20000000000) }}',
+    '{{ "a".rjust(20000000000) }}',
+    '{{ "a".zfill(20000000000) }}',
+    '{{ "a\t".expandtabs(20000000000) }}',
+    '{{ "a".encode().center(20000000000) }}',
+    '{{ ("a"|attr("center"))(20000000000) }}',
+    '{{ "aa".translate({97: "a"}) }}',
+    "{{ (1).to_bytes(20000000000) }}",
+    '{{ (" " * 1) }}',
+    '{{ (" ".center(9000)).replace(" ", " ".center(9000)) }}',
+    '{{ (" ".center(9000)).join(range(9000)|map("string")) }}',
+    '{{ "{:>20000000000}".format(1) }}',
+    '{{ "{:>{}}".format(1, 20000000000) }}',
+    '{{ "{a:>20000000000}".format_map({"a": 1}) }}',
+    '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}',
+    '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set ns.x = ns.x + ns.x %}{% endfor %}',
+    "{% set ns = namespace(x=[1]) %}{% for _ in range(35) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+    "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x }}",
+    (
+        "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x|string|length }}"
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for _ in range(40) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+        "{{ ns.x|tojson|length }}"
+    ),
+    "{% set ns = namespace(x=3) %}{% for _ in range(40) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    (
+        '{% set ns = namespace(x="aaaa") %}{% for _ in range(35) %}{% set x %}{{ ns.x }}{{ ns.x }}{% endset %}'
+        "{% set ns.x = x %}{% endfor %}"
+    ),
+    (
+        '{% macro two(x) %}{{ x }}{{ x }}{% endmacro %}{% set ns = namespace(x="aaaa") %}'
+        "{% for _ in range(35) %}{% set ns.x = two(ns.x) %}{% endfor %}"
+    ),
+    (
+        '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
+        "{% for i in range(999) %}{% set ns.x = ns.x + [text ~ i] %}{% endfor %}"
+    ),
+    (
+        '{% set ns = namespace(x=[]) %}{% set text = "a"|center(9000000) %}'
+        "{% for i in range(999) %}{% set ns.x = ns.x + [text[1:]] %}{% endfor %}"
+    ),
+    "{% set ns = namespace(x=[]) %}{% for i in range(999) %}{% set ns.x = ns.x + [range(99999)|list] %}{% endfor %}",
+    '{{ strftime_now("%c"|center(9000000)) }}',
+]
+
+
+@pytest.fixture
+def little_memory():
+    """What takes more than 3 GB fails at once, and not the machine."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 3 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("source", IMMENSE)
+def test_a_template_makes_no_immense_texts(tokenizer, source):
+    # A list in lists is measured until the time is over, or its text is too long.
+    template = ChatTemplate(source, tokenizer, max_seconds=0.5 if "[ns.x, ns.x]" in source else 20)
+    with pytest.raises(RequestError, match=r"refuses them: .*(chat template|characters)|took longer"):
+        template.render(USER)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ '%05.1f|%-4s|%%' % (1.25, 'a') }}", "001.2|a   |%"),
+        ("{{ '%s of %s'|format(1, 2) }}{{ '%(a)s'|format(a=3) }}", "1 of 23"),
+        ("{{ '{:>4}{a!r}'.format(1, a='b') }}", "   1'b'"),
+        ("{{ ('<b>'|safe).format(1) }}{{ ('<{}>'|safe).format('&') }}", "<b><&amp;>"),
+        ("{{ 'a\nb'|indent }}{{ 'a\nb'|indent(2, true) }}{{ 'a\nb'|indent('> ') }}", "a\n    b  a\n  ba\n> b"),
+        ("{{ [1, 2]|join(', ') }}{{ messages|map(attribute='role')|join }}{{ '-'.join(['a', 'b']) }}", "1, 2usera-b"),
+        ("{{ [[1], [2]]|sum(start=[]) }}{{ [1, 2]|sum }}{{ [{'n': 2}]|sum(attribute='n') }}", "[1, 2]32"),
+        ("{{ 'aXbX'|replace('X', '!', 1) }}{{ 'aX'.replace('X', 'YY') }}", "a!bXaYY"),
+        ("{{ [1, 2, 3]|batch(2, 0)|list }}{{ 'a'.ljust(3) }}{{ '7'.zfill(2) }}", "[[1, 2], [3, 0]]a  07"),
+        ("{{ [1, 2] + [3] }}{{ 2 * 3 }}{{ 7 % 4 }}{{ 'a' + 'b' ~ 1 ~ none }}{{ 'abc'[1:] }}", "[1, 2, 3]63ab1Nonebc"),
+        ("{{ missing is defined }}{{ missing }}{{ missing|default('d') }}{{ true|tojson(indent=2) }}", "Falsedtrue"),
+        ("{% autoescape true %}{{ '<' ~ ('<'|safe) }}{% endautoescape %}", "&lt;<"),
+        ("{% macro m(x) %}<{{ x }}>{% endmacro %}{% set y %}{{ m(1) }}{% endset %}{{ y|upper ~ m(2) }}", "<1><2>"),
+        ("{{ [3, 1]|sort|first }}{{ {'b': 1, 'a': 2}|dictsort }}{{ 1.26|round(1) }}", "1[('a', 2), ('b', 1)]1.3"),
+    ],
+)
+def test_what_templates_do_with_texts_is_as_before(tokenizer, source, text):
+    assert ChatTemplate(source, tokenizer).render(USER) == text
+
+
+def test_texts_that_grow_with_a_conversation_are_no_immense_ones(tokenizer):
+    source = (
+        "{% set ns = namespace(text='', all=[]) %}{% for m in messages %}{% set ns.text = ns.text ~ m.content %}"
+        "{% set ns.all = ns.all + [m.content|trim|upper] %}{% endfor %}{{ ns.text }}"
+    )
+    talk = [{"role": "user", "content": f"{number:>800}"} for number in range(1000)]
+    assert ChatTemplate(source, tokenizer).render(talk) == "".join(str(each["content"]) for each in talk)

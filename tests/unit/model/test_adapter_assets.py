@@ -131,6 +131,35 @@ def test_rules_that_cut_text_are_the_models(tmp_path: Path, model: TokenizerAsse
     assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
 
 
+def shares_vocabulary(found: TokenizerAssets, model: TokenizerAssets) -> bool:
+    """A change of the one model object in memory shows in the other."""
+    before = model.tokenizer.model.fuse_unk
+    found.tokenizer.model.fuse_unk = not before
+    changed = model.tokenizer.model.fuse_unk is not before
+    found.tokenizer.model.fuse_unk = before
+    return changed
+
+
+def test_one_vocabulary_is_in_memory_if_the_file_has_other_flags_and_fewer_tokens(
+    tmp_path: Path, model: TokenizerAssets
+) -> None:
+    def fewer(data: dict[str, Any]) -> None:
+        data["model"]["vocab"] = {text: i for text, i in data["model"]["vocab"].items() if i < VOCAB - 9}
+        data["model"]["merges"] = data["model"]["merges"][:-9]
+        data["model"]["byte_fallback"] = True
+
+    def more(data: dict[str, Any]) -> None:
+        data["model"]["byte_fallback"] = True
+        added(data, VOCAB, "<new>")
+
+    assert adapter_assets(saved(tmp_path, model, fewer), model, VOCAB).tokenizer is model.tokenizer
+    found = adapter_assets(saved(tmp_path, model, more), model, VOCAB + 64)
+    assert found.tokenizer.encode("<new>").ids == [VOCAB]
+    assert shares_vocabulary(found, model)
+    assert not found.tokenizer.model.byte_fallback, "as the model's"
+    assert not shares_vocabulary(adapter_assets(saved(tmp_path, model, renamed), model, VOCAB), model)
+
+
 @pytest.mark.parametrize("sizes", [[257], [200] * 2000])
 def test_added_tokens_have_bounds(tmp_path: Path, model: TokenizerAssets, sizes: list[int]) -> None:
     def many(data: dict[str, Any]) -> None:
@@ -155,6 +184,20 @@ def test_a_panic_of_the_library_is_a_sentence(
         adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
 
 
+def test_a_panic_while_tokenizers_are_combined_is_a_sentence(
+    tmp_path: Path, model: TokenizerAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicError(BaseException):
+        pass
+
+    def panic(*_: object) -> None:
+        raise PanicError
+
+    monkeypatch.setattr(adapter_assets_module, "Tokenizer", panic)
+    with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
+        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
+
+
 def test_another_token_that_ends_answers(tmp_path: Path, model: TokenizerAssets) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "bos_token": "<none>"}))
     found = adapter_assets(tmp_path, model, VOCAB)
@@ -163,7 +206,9 @@ def test_another_token_that_ends_answers(tmp_path: Path, model: TokenizerAssets)
     assert found.tokenizer is model.tokenizer
 
 
-def test_a_template_of_the_settings_holds_for_adapters_without_one(tmp_path: Path, model: TokenizerAssets) -> None:
+def test_a_template_of_the_settings_holds_for_adapters_without_one(
+    tmp_path: Path, model: TokenizerAssets, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flag = tmp_path / "flag.jinja"
     flag.write_text("FLAG {{ messages[0].content }}")
     settings = EngineSettings(model="smollm2", chat_template=str(flag))
@@ -172,12 +217,22 @@ def test_a_template_of_the_settings_holds_for_adapters_without_one(tmp_path: Pat
         folder.mkdir()
         (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>"}))
     (own / "chat_template.jinja").write_text("OWN {{ messages[0].content }}")
+    compiled: list[str] = []
+    compiles = ChatTemplate.__init__
+
+    def counted(template: ChatTemplate, source: str, *args: Any, **options: Any) -> None:
+        compiled.append(source)
+        compiles(template, source, *args, **options)
+
+    monkeypatch.setattr(ChatTemplate, "__init__", counted)
     for folder, wanted in ((plain, "FLAG Hi"), (own, "OWN Hi")):
+        compiled.clear()
         text = adapter_text(folder, model, settings, VOCAB)
         assert text is not None
         talk = [[{"role": "user", "content": "Hi"}]]
         [(tokens, _)] = text.conversations.prompts(talk, {}, None, tool_choice="auto", parallel_tool_calls=True)
         assert text.tokenizer.decode(tokens) == wanted
+        assert len(compiled) == 1, "each template is compiled once"
 
 
 @pytest.mark.parametrize(

@@ -265,7 +265,7 @@ def _check_percent(form: str | bytes, values: Any) -> None:
     if _STAR.search(text):
         raise SecurityError("a width of * is not allowed in a chat template")
     times = text.count("%") if isinstance(values, Mapping) else 1
-    _check(len(text) + _numbers(text) + times * _size(values))
+    _check(len(text) + _numbers(text.partition("%")[2]) + times * _size(values))
 
 
 def _numbers(form: str) -> int:

@@ -378,6 +378,7 @@ def test_a_template_makes_no_immense_texts(tokenizer, source):
         ("{% autoescape true %}{{ '<' ~ ('<'|safe) }}{% endautoescape %}", "&lt;<"),
         ("{% macro m(x) %}<{{ x }}>{% endmacro %}{% set y %}{{ m(1) }}{% endset %}{{ y|upper ~ m(2) }}", "<1><2>"),
         ("{{ [3, 1]|sort|first }}{{ {'b': 1, 'a': 2}|dictsort }}{{ 1.26|round(1) }}", "1[('a', 2), ('b', 1)]1.3"),
+        ("{{ '20260101: %s' % 'on' }}", "20260101: on"),
     ],
 )
 def test_what_templates_do_with_texts_is_as_before(tokenizer, source, text):

@@ -109,14 +109,14 @@ def test_each_rank_counts_its_part_of_the_slots_of_adapters(size: int) -> None:
         )  # fmt: skip
         slots = backend._decoder.context.adapters
         assert slots is not None
-        held = [slots._numbers, slots._entries, *slots._tiles]
-        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        held = [slots._numbers, slots._entries, slots._tiles, slots._rows]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors(held)}
         assert sum(storages.values()) == room.bytes
         counted.append(room.bytes)
     whole = memory_needs(settings, config, weights, card(), ALONE).adapters.bytes
     # Rank 0, whose sizes count for all, has the longest part of the vocabulary.
     assert max(counted) == counted[0]
-    assert (counted[0] < 0.8 * whole) == (size > 1)
+    assert (counted[0] < whole) == (size > 1)
 
 
 def test_a_pool_gets_what_the_rest_leaves() -> None:

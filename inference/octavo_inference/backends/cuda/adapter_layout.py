@@ -104,8 +104,8 @@ def rank_for(matrices: Sequence[AdaptedMatrix], elements: int) -> int:
 
 
 def row_width(matrices: Sequence[AdaptedMatrix]) -> int:
-    """Elements of a row of the embedding and of lm_head."""
-    return next(sum(matrix.rows) for matrix in matrices if matrix.name == "embedding")
+    """Elements of a row of the embedding and of lm_head; 0 if neither is among them."""
+    return next((sum(matrix.rows) for matrix in matrices if matrix.name == "embedding"), 0)
 
 
 def token_rows_bytes(width: int, element: int) -> int:

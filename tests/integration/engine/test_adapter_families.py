@@ -23,7 +23,7 @@ from octavo_inference.core.gather import Batch
 from octavo_inference.model_loader import LoadedModel, load_model
 from octavo_inference.models.layer_groups import pool_layout
 
-from .families import BLOCK, DENSE, EXPERTS, FAMILIES, LATENT, build, compare, params, save
+from .families import BLOCK, DENSE, EXPERTS, FAMILIES, LATENT, Family, build, compare, params, save
 from .gguf_files import GGUF, write_gguf
 
 pytestmark = pytest.mark.timeout(600)
@@ -135,14 +135,19 @@ def adapted(path: Path, folder: Path, max_model_len: int) -> list[Any]:
     return [Alternating(backend) for backend in found]
 
 
+def agree(family: Family, model: Any, changed: Any, path: Path) -> None:
+    """All backends of the model at `path`, with the adapter beside it, give the logits of transformers' `changed`."""
+    for backend in adapted(path, path.parent / "adapter", family.max_model_len):
+        compare(family, Mixed(changed, model), backend, TOLERANCE)
+
+
 @pytest.mark.parametrize("name", params([*FAMILIES, *DENSE, *EXPERTS, *LATENT]))
 def test_from_safetensors(name: str, tmp_path: Path) -> None:
     family = (FAMILIES | DENSE | EXPERTS | LATENT)[name]
     model = build(family)
     save(model, tmp_path / "model")
     changed = change(model, tmp_path / "adapter")
-    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend, TOLERANCE)
+    agree(family, model, changed, tmp_path / "model")
 
 
 def change_fused(model: Any, folder: Path, *, older: bool) -> Any:
@@ -181,8 +186,7 @@ def test_of_all_experts_in_one_tensor(name: str, older: bool, tmp_path: Path) ->
     model = build(family)
     save(model, tmp_path / "model")
     changed = change_fused(model, tmp_path / "adapter", older=older)
-    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend, TOLERANCE)
+    agree(family, model, changed, tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", GGUF)
@@ -191,8 +195,7 @@ def test_from_gguf(name: str, tmp_path: Path) -> None:
     model = build(family)
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     changed = change(model, tmp_path / "adapter")
-    for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend, TOLERANCE)
+    agree(family, model, changed, path)
 
 
 @pytest.mark.parametrize("name", params(ROWS))
@@ -201,8 +204,7 @@ def test_rows_of_tokens(name: str, tmp_path: Path) -> None:
     model = build(family)
     save(model, tmp_path / "model")
     changed = replace_rows(model, tmp_path / "adapter")
-    for backend in adapted(tmp_path / "model", tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend, TOLERANCE)
+    agree(family, model, changed, tmp_path / "model")
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
@@ -211,5 +213,4 @@ def test_rows_of_tokens_from_gguf(name: str, tmp_path: Path) -> None:
     model = build(family)
     path = write_gguf(tmp_path / "model.gguf", model, GGUF[name])
     changed = replace_rows(model, tmp_path / "adapter")
-    for backend in adapted(path, tmp_path / "adapter", family.max_model_len):
-        compare(family, Mixed(changed, model), backend, TOLERANCE)
+    agree(family, model, changed, path)

@@ -109,8 +109,9 @@ def test_a_vector_has_the_same_bits_in_any_company(dtype: Any, pooling: Any) -> 
     answers = alone.generate(PROMPTS, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
     # Chunks of a few tokens, beside answers that are generated.
     mixed = LLM("smollm2", kv_memory="32Mi", max_batched_tokens=37, max_running_requests=5, **sizes)
-    generated = [mixed._job(prompt, SamplingParams(temperature=0, max_tokens=8), AnswerPlan()) for prompt in PROMPTS]
-    embedded = [mixed._job(prompt, SamplingParams(), AnswerPlan(), pooling) for prompt in PROMPTS]
+    model, greedy = mixed._adapter(None), SamplingParams(temperature=0, max_tokens=8)
+    generated = [mixed._job(prompt, greedy, AnswerPlan(), adapter=model) for prompt in PROMPTS]
+    embedded = [mixed._job(prompt, SamplingParams(), AnswerPlan(), pooling, adapter=model) for prompt in PROMPTS]
     vectors: dict[str, bytes] = {}
     for pair in zip(generated, embedded, strict=True):
         for job in pair:

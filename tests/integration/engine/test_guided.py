@@ -137,9 +137,10 @@ def test_requests_beside_guided_ones_do_not_change() -> None:
     alone = [
         llm.generate([p], [s], use_tqdm=False)[0].outputs[0].token_ids for p, s in zip(PROMPTS, params, strict=True)
     ]
-    free = [llm._job(prompt, one, AnswerPlan()) for prompt, one in zip(PROMPTS, params, strict=True)]
+    base = llm._adapter(None)
+    free = [llm._job(prompt, one, AnswerPlan(), adapter=base) for prompt, one in zip(PROMPTS, params, strict=True)]
     guided = [
-        llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), AnswerPlan(guidance=guidance))
+        llm._job(PROMPTS[0], SamplingParams(max_tokens=60, seed=seed, n=2), AnswerPlan(guidance=guidance), adapter=base)
         for seed, guidance in enumerate((JSON, REGEX))
     ]
     jobs = [free[0], guided[0], free[1], guided[1], free[2]]

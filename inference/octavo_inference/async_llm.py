@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Self, Unpack
 
@@ -63,7 +64,9 @@ class AsyncLLM:
         self.tokenizer = assets.tokenizer
         self._client = client
         self._adapters = Adapters(client.router, ())
-        self._adapters.read_text = lambda path: adapter_text(path, assets, self.settings, info.vocab_size)
+        self._adapters.read_text = partial(
+            adapter_text, model=assets, settings=self.settings, vocab=info.vocab_size, added=info.added_ids
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:

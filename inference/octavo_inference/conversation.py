@@ -96,12 +96,14 @@ class AdapterText:
     ends: tuple[int, ...] = ()
 
 
-def adapter_text(folder: Path, model: TokenizerAssets, settings: EngineSettings, vocab: int) -> AdapterText | None:
+def adapter_text(
+    folder: Path, model: TokenizerAssets, settings: EngineSettings, vocab: int, added: int
+) -> AdapterText | None:
     """That of an adapter whose folder has a tokenizer or chat template of its own. None: it is the model's.
 
     Raises `ModelError` for files that cannot be used.
     """
-    own = read_adapter_files(folder, model, vocab)
+    own = read_adapter_files(folder, model, vocab, added)
     if own is None:
         return None
     return AdapterText(own.assets.tokenizer, Conversations(own.assets, settings, own.template), own.ends)

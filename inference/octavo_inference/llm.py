@@ -75,7 +75,9 @@ class LLM:
 
         The model must be loaded with `max_loaded_adapters` above 0. Raises `ModelError` for one that cannot be used.
         """
-        text = adapter_text(Path(path), self._assets, self._conversation_settings, self.engine.config.vocab)
+        own = self.engine.config.own_vocab
+        added = self.engine.config.vocab - own
+        text = adapter_text(Path(path), self._assets, self._conversation_settings, own, added)
         self._count += 1
         key, pool = f"{name}#{self._count}", self.engine.adapters
         pool.offer(key, str(path))

@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,11 +24,14 @@ from octavo_inference.checkpoints.resolve import find_model
 from octavo_inference.checkpoints.safetensors import Checkpoint, read_checkpoint
 from octavo_inference.checkpoints.transformers_config import ForeignConfig, describe
 from octavo_inference.common.errors import ModelError, SettingsError, UnsupportedModelError
+from octavo_inference.config.engine import EngineSettings
+from octavo_inference.models.added_ids import with_added_ids
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.pooled_head import PooledHead
 from octavo_inference.models.weights import Weights
 from octavo_inference.tokenizer.assets import TokenizerAssets, check_vocabulary, gguf_assets, hf_assets
+from octavo_protocol.engine_settings import added_tokens
 
 _SAMPLES, _SAMPLE_BYTES = 256, 4096
 
@@ -72,6 +75,11 @@ class LoadedModel:
     config: ModelConfig
     weights: Weights
     head: PooledHead | None = None
+
+    def for_adapters(self, settings: EngineSettings) -> LoadedModel:
+        """The model with room for tokens that adapters add. Raises `SettingsError` if it can have none."""
+        config, weights = with_added_ids(self.config, self.weights, added_tokens(settings))
+        return replace(self, config=config, weights=weights)
 
 
 @dataclass(frozen=True, slots=True)

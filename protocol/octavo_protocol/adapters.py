@@ -13,6 +13,7 @@ import msgspec
 
 MAX_ADAPTERS: Final = 256
 MAX_ADAPTER_RANK: Final = 256
+MAX_ADDED_TOKENS: Final = 512
 MAX_ADAPTER_NAME: Final = 128
 ADAPTER_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._:-]*(/[A-Za-z0-9][A-Za-z0-9._:-]*)*\Z"
 _RANKS: Final = 16

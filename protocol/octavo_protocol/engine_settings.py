@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal, get_args
 
-from octavo_protocol.adapters import MAX_ADAPTER_RANK, MAX_ADAPTERS
+from octavo_protocol.adapters import MAX_ADAPTER_RANK, MAX_ADAPTERS, MAX_ADDED_TOKENS
 from octavo_protocol.knobs import BYTES, ApiField, Knob
 
 BackendName = Literal["auto", "cpu", "cuda", "reference", "transformers"]
@@ -474,6 +474,21 @@ class EngineSettings:
             ),
         ),
     ] = 64
+    max_added_tokens: Annotated[
+        int,
+        Knob(
+            "tokens that an adapter may add to the model's vocabulary, at most",
+            metavar="COUNT",
+            low=0,
+            high=MAX_ADDED_TOKENS,
+            api=ApiField(
+                "adapters.maxAddedTokens",
+                "maxAddedTokens is the maximum number of tokens that an adapter adds to the model's vocabulary. If 0, "
+                "adapters have the tokens of the model only. Not supported for models that cap their logits. Must be "
+                f"between 0 and {MAX_ADDED_TOKENS}. Defaults to 0.",
+            ),
+        ),
+    ] = 0
     prefill_slowdown: Annotated[
         float | None,
         Knob(
@@ -594,3 +609,8 @@ class EngineSettings:
 def guessed_rows(settings: EngineSettings, running: int) -> int:
     """Guessed tokens of all sequences in one step on a CPU, at most: each needs a row of logits."""
     return 0 if settings.speculation == "none" else min(_MOST_GUESSES, running * settings.speculation_tokens)
+
+
+def added_tokens(settings: EngineSettings) -> int:
+    """Ids behind those of the model, for tokens that adapters add."""
+    return settings.max_added_tokens if settings.max_loaded_adapters else 0

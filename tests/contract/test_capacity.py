@@ -14,13 +14,13 @@ from tests.support.native import needs_native
 from tokenizers import Tokenizer, models
 
 from octavo_inference.backends.cpu.native import library
+from octavo_inference.checkpoints.peft_tokens import TEXT_FILES
 from octavo_inference.common.errors import SettingsError
 from octavo_inference.config.engine import GPU_PROFILES, KV_MEMORY_PERCENT, PROFILES, EngineSettings
 from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.download.adapter_sync import OVERHEAD_BYTES
 from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.factory import load_engine
-from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_operator.api.resource import LLMDeployment
 from octavo_operator.observe.gpu_fit import Card
 from octavo_operator.observe.gpu_memory import GpuEstimate, estimate_of
@@ -133,6 +133,18 @@ def test_the_engine_reserves_what_was_expected_for_adapters(rank: int, make_owne
     assert without is not None
     assert expected.kv == plan.kv_pool
     assert expected.adapters == plan.weights - without.weights
+
+
+@needs_native
+def test_the_engine_takes_what_was_expected_for_added_tokens(make_owner: Make, smollm2: ModelReport) -> None:
+    limits = {"adapters": {"maxLoaded": 4, "maxRank": 8, "maxAddedTokens": 512}, "kv": {"memory": "64Mi"}}
+    expected = expect(make_owner({"engine": {"threads": 2, "maxModelLen": 512, **limits}}), "64Gi", smollm2)
+    sizes = {"kv_memory": 64 << 20, "max_model_len": 512, "threads": 2, "backend": "cpu", "max_added_tokens": 512}
+    plan = load_engine(EngineSettings("smollm2", max_loaded_adapters=4, max_adapter_rank=8, **sizes)).memory
+    assert plan is not None
+    assert expected.kv == plan.kv_pool
+    assert expected.weights + expected.adapters == pytest.approx(plan.weights, rel=0.02)
+    assert plan.activations <= expected.activations <= 1.3 * plan.activations
 
 
 @needs_native

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from tests.support.adapters import merged, random_adapter, with_rows
+from tests.support.adapters import merged, random_adapter, with_added, with_rows
 from tests.support.latent import latent_weights
 
 from octavo_inference.backends.cuda.adapter_layout import FIELDS
@@ -25,6 +25,7 @@ from octavo_inference.core.gather import gather
 from octavo_inference.core.model_input import Float32, PromptScores, RowStep
 from octavo_inference.core.request import Request, SamplingParams
 from octavo_inference.models.adapter import Adapter
+from octavo_inference.models.added_ids import with_added_ids
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
 
@@ -209,6 +210,29 @@ def test_rows_of_tokens_take_the_place_of_the_models(name: str) -> None:
     steps = story([1, 0, NONE, 2])
     for one, wanted in zip(steps, expected(model, [bare, bare, adapters[2]], steps), strict=True):
         close(backend.logits(one), wanted)
+
+
+@pytest.mark.parametrize("name", ["gated outputs", "learned positions", "experts: " + next(iter(EXPERTS))])
+def test_tokens_that_adapters_add(name: str) -> None:
+    """Each adapter chooses those of its own, and the model none."""
+    model = with_added_ids(*MODELS[name](), 5)
+    config, weights = model
+    rng, own = np.random.default_rng(13), config.own_vocab
+    bare = Adapter("", ({},) * config.layers)
+    adapters = [
+        with_added(adapters_of(model)[0], weights, rng, range(own, own + 5)),
+        with_added(bare, weights, rng, [own, own + 1]),
+        with_rows(bare, weights, rng, [1], [3]),
+    ]
+    backend = cuda(model, adapters)
+    steps = story([1, 0, NONE, 2])
+    for one, wanted in zip(steps, expected(model, adapters, steps), strict=True):
+        found = backend.logits(one)
+        there = np.isfinite(wanted)
+        assert there[:2, own:].sum(1).tolist() == [2, 5][: len(found)]
+        assert not there[2:, own:].any()
+        assert (np.isfinite(found) == there).all()
+        close(np.where(there, found, 0), np.where(there, wanted, 0))
 
 
 @pytest.mark.parametrize("capture", [None, record], ids=["lists of launches", "graphs"])

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from octavo_inference.core.kv_cache_sizing import fit
 from octavo_inference.download.inspect import inspect
 from octavo_inference.engine.cuda_factory import build_cuda
 from octavo_inference.model_loader import LoadedModel, TextModel, load_model
+from octavo_inference.models.added_ids import with_added_ids
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix, Grouping
 from octavo_inference.models.layer_groups import pool_layout
@@ -230,6 +232,25 @@ def test_every_part_is_as_planned(config: ModelConfig, stored: Stored, ranks: in
     assert expected.graphs + expected.reserve == needs.beside_pool(rows, tokens) - loaded - working + CONTEXT
     assert expected.kv <= pool
     assert expected.kv == pytest.approx(pool, rel=0.002)
+
+
+NARROW = dataclasses.replace(LLAMA_8B, layers=2, hidden=512, heads=8, kv_heads=4, head_dim=64, intermediate=1024)
+
+
+@pytest.mark.parametrize(("config", "stored", "ranks"), [(NARROW, "bf16", 1), (NARROW, "bf16", 4), (GPT2, "bf16", 1)])
+@pytest.mark.parametrize("added", [1, 512])
+def test_room_for_added_tokens_is_expected(config: ModelConfig, stored: Format, ranks: int, added: int) -> None:
+    weights = weights_of(config, stored)
+    asked = spec({"adapters": {"maxLoaded": 16, "maxRank": 32, "maxAddedTokens": added}}, ranks)
+    found = msgspec.structs.replace(report(config, weights), vocab=config.vocab, hidden=config.hidden)
+    expected, settings = expect(asked, found, H100), asked.engine.settings
+    own, part = shard(*with_added_ids(config, weights, added), rank=0, size=ranks)
+    needs = memory_needs(settings, own, part, H100, dataclasses.replace(ALONE, size=ranks))
+    _, rows, tokens = planned(settings, needs, H100)
+    working = needs.working(rows, tokens)
+    assert needs.weights <= expected.weights <= 1.01 * needs.weights + 2**23
+    assert needs.adapters.bytes <= expected.adapters <= 1.02 * needs.adapters.bytes + 2**17
+    assert working <= expected.working <= 1.02 * working + 2**20
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 33, 64, 100, 256, 512])

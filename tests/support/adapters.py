@@ -86,6 +86,11 @@ def with_rows(
     )
 
 
+def with_added(adapter: Adapter, weights: Weights, rng: np.random.Generator, ids: Sequence[int]) -> Adapter:
+    """The adapter with rows of tokens that it adds to the model's, whose logits have no bias."""
+    return with_rows(adapter, replace(weights, head_bias=None), rng, ids, ids)
+
+
 def merged(weights: Weights, adapter: Adapter) -> Weights:
     """The weights with an adapter's changes in them, in float32."""
     layers = tuple(_merged_part(layer, changes) for layer, changes in zip(weights.layers, adapter.layers, strict=True))
@@ -95,7 +100,12 @@ def merged(weights: Weights, adapter: Adapter) -> Weights:
     if adapter.lm_head is not None:
         head = head + adapter.lm_head.merged
     embedding, head = _replaced(embedding, adapter.embedding_rows), _replaced(head, adapter.lm_head_rows)
-    return replace(weights, layers=layers, embedding=_tensor(embedding), lm_head=_tensor(head))
+    bias, own = weights.head_bias, adapter.lm_head_rows
+    if bias is not None and own is not None:
+        values = _floats(bias).copy()
+        values[own.ids] = 0 if own.bias is None else own.bias
+        bias = _tensor(values)
+    return replace(weights, layers=layers, embedding=_tensor(embedding), lm_head=_tensor(head), head_bias=bias)
 
 
 def _replaced(matrix: np.ndarray, own: TokenRows | None) -> np.ndarray:
@@ -141,4 +151,22 @@ def save_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: Any)
         {f"base_model.model.{name}": value for name, value in tensors.items()}, folder / "adapter_model.safetensors"
     )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 8, "lora_alpha": 16} | config))
+    return folder
+
+
+def add_tokens(folder: Path, tokenizer: str, tokens: Mapping[str, int], **settings: Any) -> None:
+    """Save a tokenizer, given as JSON, with more tokens; `settings` are those of tokenizer_config.json."""
+    data = json.loads(tokenizer)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    data["added_tokens"] += [{"id": index, "content": text, "special": True} | flags for text, index in tokens.items()]
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def save_added(folder: Path, tokenizer: str, first: int, hidden: int) -> Path:
+    """An adapter with two tokens behind the model's, `<note>` and `<end>`, which ends answers and comes soon."""
+    rows = np.random.default_rng(0).standard_normal((2, hidden)).astype(np.float32) * [[0.1], [0.5]]
+    tensors = {"model.embed_tokens.token_adapter.trainable_tokens_delta": rows.astype(np.float32)}
+    save_adapter(folder, tensors, trainable_token_indices=[first, first + 1])
+    add_tokens(folder, tokenizer, {"<note>": first, "<end>": first + 1}, eos_token="<end>")
     return folder

@@ -28,7 +28,7 @@ from octavo_inference.checkpoints.peft_rows import OuterMatrices, WholeTensors, 
 from octavo_inference.checkpoints.peft_tensors import AdapterTensor, adapter_digest, adapter_tensors
 from octavo_inference.checkpoints.safetensors import Checkpoint, RawTensor
 from octavo_inference.common.errors import ModelError
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import MOST_TOKEN_ROWS, Adapter, LowRank
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.rows import reordered
 from octavo_inference.models.weights import LayerWeights, Matrix, Tensor, Weights, dequantize, part_tensors
@@ -160,7 +160,7 @@ def read_adapter(
         raise ModelError(f"{folder}: {WEIGHTS_FILE} is missing; adapters are read from safetensors files only")
     with refusing(folder), (folder / WEIGHTS_FILE).open("rb") as file:
         tensors = adapter_tensors(folder, file)
-        widest = max(config.vocab, _STACKED * config.hidden, _STACKED * config.intermediate)
+        widest = max(config.vocab + MOST_TOKEN_ROWS, _STACKED * config.hidden, _STACKED * config.intermediate)
         family, factors = _family(config, model)
         whole, others = _whole_rows(tensors, family)
         remaining, fused = _without_fused(folder, others, settings, config, family)
@@ -171,12 +171,12 @@ def read_adapter(
         heads = _take(changes, family.model.head) or _take(changes, "lm_head")
         embedding = _outer(
             folder,
-            _with_tokens(_take(changes, f"{prefix}{family.model.embedding}"), whole[0], config.vocab, "down"),
+            _with_tokens(_take(changes, f"{prefix}{family.model.embedding}"), whole[0], config, "down"),
             "embedding",
             config.hidden,
             config.vocab,
         )
-        head = _outer(folder, _with_tokens(heads, whole[1], config.vocab, "up"), "lm_head", config.vocab, config.hidden)
+        head = _outer(folder, _with_tokens(heads, whole[1], config, "up"), "lm_head", config.vocab, config.hidden)
         _refuse_unused(folder, changes)
         rows = token_rows(folder, config, settings, outer, whole, (embedding, head))
         replaces = any(change.bias is not None for change in changes.values())
@@ -363,18 +363,20 @@ def _outer(folder: Path, change: _Change | None, name: str, rows: int, columns: 
     return LowRank(np.ascontiguousarray(change.down), np.ascontiguousarray(change.up))
 
 
-def _with_tokens(change: _Change | None, whole: WholeTensors, vocab: int, at: Literal["down", "up"]) -> _Change | None:
-    """A change of a vocabulary that was made smaller, as its whole matrix shows, with zeros for the other tokens."""
-    matrix = whole.matrix
-    if change is None or matrix is None or change.down is None or change.up is None or matrix.shape[0] >= vocab:
+def _with_tokens(
+    change: _Change | None, whole: WholeTensors, config: ModelConfig, at: Literal["down", "up"]
+) -> _Change | None:
+    """A change of a vocabulary of another size, as its whole matrix shows: with zeros for tokens that it has not."""
+    if change is None or change.down is None or change.up is None:
         return change
     axis, values = (1, change.down) if at == "down" else (0, change.up)
-    if values.shape[axis] != matrix.shape[0]:
+    tokens = config.own_vocab if whole.matrix is None else whole.matrix.shape[0]
+    if values.shape[axis] != tokens or tokens == config.vocab:
         return change
     room = [(0, 0), (0, 0)]
-    room[axis] = (0, vocab - matrix.shape[0])
-    padded = np.pad(values, room)
-    return replace(change, down=padded) if at == "down" else replace(change, up=padded)
+    room[axis] = (0, max(0, config.vocab - tokens))
+    fitting = np.pad(values, room).take(range(config.vocab), axis)
+    return replace(change, down=fitting) if at == "down" else replace(change, up=fitting)
 
 
 def _check_shape(folder: Path, name: str, values: NDArray[np.float32], wanted: tuple[int, ...]) -> None:

@@ -1,12 +1,14 @@
 """Whole rows of the embedding and of lm_head in a PEFT checkpoint: those of named tokens, and those that differ.
 
 PEFT saves rows in two forms. `trainable_token_indices` names the tokens, and the tensor has their rows alone. A whole
-matrix, of `modules_to_save` or of a vocabulary that was resized, has all rows: most are as in the model.
+matrix, of `modules_to_save` or of a vocabulary that was resized, has all rows: most are as in the model. Those behind
+the model's rows are of tokens that the adapter adds, or of none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from numpy.typing import NDArray
 
 from octavo_inference.checkpoints.peft_config import AdapterConfig
 from octavo_inference.checkpoints.peft_tensors import AdapterTensor, FloatFormat, as_floats
+from octavo_inference.checkpoints.peft_tokens import LastToken, beyond, last_token
 from octavo_inference.common.errors import ModelError
 from octavo_inference.models.adapter import MOST_TOKEN_ROWS, LowRank, TokenRows
 from octavo_inference.models.config import ModelConfig
@@ -86,9 +89,12 @@ def token_rows(
 ) -> tuple[TokenRows | None, TokenRows | None]:
     """The rows that an adapter brings of embedding and head, from `tensors` of both, with its `low_rank` changes.
 
-    Raises `ModelError` for rows that do not fit, or too many.
+    Raises `ModelError` for rows that do not fit, or too many, and for added tokens without a row.
     """
     _require_tensors(folder, settings, tensors)
+    last = last_token(folder)
+    # Behind the model's tokens, rows of ids that no token has are those of padding.
+    needed = sys.maxsize if last is None else max(last.id + 1, config.own_vocab)
     embedding, head = tensors
     matrices = [embedding.matrix, head.matrix]
     named = [_named(folder, config, settings, each, is_embedding=each is embedding) for each in tensors]
@@ -100,12 +106,38 @@ def token_rows(
             matrices = [matrices[0] or matrices[1], matrices[1] or matrices[0]]
     found: list[TokenRows | None] = []
     for number, (raw, rows, stored) in enumerate(zip(matrices, named, (base.embedding, base.lm_head), strict=True)):
-        by_id = {} if raw is None else changed_rows(folder, raw, stored)
-        by_id |= rows
+        by_id = {} if raw is None else changed_rows(folder, raw, stored, needed)
+        by_id |= {token: row for token, row in rows.items() if token < needed}
+        _require_allowed(folder, config, tensors[number].module, max(by_id, default=0))
         if len(by_id) > MOST_TOKEN_ROWS:
             raise ModelError(_too_many(folder, tensors[number].module, len(by_id)))
         found.append(_finished(by_id, low_rank[number], base.head_bias if number else None, is_embedding=number == 0))
+    _require_added(folder, config, last, found)
     return found[0], found[1]
+
+
+def _require_allowed(folder: Path, config: ModelConfig, module: str, last: int) -> None:
+    if last >= config.vocab:
+        added = config.vocab - config.own_vocab
+        raise ModelError(f"{folder}: {module} has a row of token {last}; {beyond(last, config.own_vocab, added)}")
+
+
+def _require_added(
+    folder: Path, config: ModelConfig, last: LastToken | None, found: Sequence[TokenRows | None]
+) -> None:
+    """Each added token that the tokenizer has, or that can be chosen, has a row of the embedding."""
+    own = config.own_vocab
+    there, chosen = (set() if rows is None else set(rows.ids[rows.ids >= own].tolist()) for rows in found)
+    needed = chosen | set(range(own, max(there, default=own)))
+    if last is not None and last.id >= own:
+        needed.add(last.id)
+    if needed - there:
+        token = min(needed - there)
+        name = f" ({last.text!r})" if last is not None and last.id == token else ""
+        raise ModelError(
+            f"{folder}: token {token}{name} is not the model's, which has {own}, and the adapter has no row of the "
+            "embedding for it: save the adapter with save_embedding_layers, or train the token"
+        )
 
 
 def _require_tensors(folder: Path, settings: AdapterConfig, tensors: tuple[WholeTensors, WholeTensors]) -> None:
@@ -132,30 +164,35 @@ def _named(
             f"{folder}: tensor {raw.name} has shape {raw.shape}; trainable_token_indices has {len(ids)} ids, and the "
             f"model's rows have {config.hidden} elements"
         )
-    _require_known(folder, raw, max(ids, default=-1) + 1, config.vocab)
     return dict(zip(ids, raw.values(), strict=True))
 
 
-def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix) -> dict[int, Float32]:
-    """The rows of a whole matrix that are not those of `base`, by id. Raises `ModelError` if they are too many."""
+def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix, ids: int) -> dict[int, Float32]:
+    """The rows of a whole matrix that are not those of `base`, by id; behind the end of `base`, all below `ids`.
+
+    Raises `ModelError` if they are too many.
+    """
     rows, hidden = base.shape
     if len(raw.shape) != 2 or raw.shape[1] != hidden:
         raise ModelError(
             f"{folder}: tensor {raw.name} has shape {raw.shape}; the model has {rows} rows of {hidden} elements: it "
             "was trained on another base model"
         )
-    _require_known(folder, raw, raw.shape[0], rows)
     step = max(1, _PIECE // hidden)
     found: dict[int, Float32] = {}
     changed = 0
-    for start in range(0, raw.shape[0], step):
-        piece = raw.stored(start, start + step)
+    for start in range(0, min(rows, raw.shape[0]), step):
+        piece = raw.stored(start, min(start + step, rows))
         differs = ~same_rows(piece, raw.format, base.rows(start, start + len(piece)))
         at = np.flatnonzero(differs)
         changed += len(at)
         if changed <= MOST_TOKEN_ROWS:
             found |= zip((start + at).tolist(), as_floats(piece[at]), strict=True)
     base.release()
+    added = range(rows, min(raw.shape[0], ids))
+    changed += len(added)
+    if added and changed <= MOST_TOKEN_ROWS:
+        found |= zip(added, as_floats(raw.stored(added.start, added.stop)), strict=True)
     if changed > MOST_TOKEN_ROWS:
         raise ModelError(_too_many(folder, raw.name, changed))
     return found
@@ -205,15 +242,10 @@ def _finished(
         rows += (low_rank.up @ low_rank.down[:, ids]).T
     elif low_rank is not None:
         rows += low_rank.up[ids] @ low_rank.down
-    return TokenRows(ids, rows, None if bias is None else dequantize(bias)[ids])
-
-
-def _require_known(folder: Path, raw: AdapterTensor, ids: int, vocab: int) -> None:
-    if ids > vocab:
-        raise ModelError(
-            f"{folder}: tensor {raw.name} has tokens up to {ids - 1}, and the model has {vocab} tokens; a vocabulary "
-            "that was made larger is not supported: train tokens that the model has spare"
-        )
+    if bias is None:
+        return TokenRows(ids, rows)
+    own = dequantize(bias)
+    return TokenRows(ids, rows, np.append(own, np.float32(0))[np.minimum(ids, len(own))])  # added tokens have none
 
 
 def _too_many(folder: Path, name: str, count: int) -> str:

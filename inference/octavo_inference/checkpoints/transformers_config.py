@@ -46,6 +46,11 @@ class ForeignConfig:
     quantization: str = ""
 
     @property
+    def own_vocab(self) -> int:
+        """All ids: it takes no adapters."""
+        return self.vocab
+
+    @property
     def task(self) -> Task:
         """It predicts tokens."""
         return "generate"

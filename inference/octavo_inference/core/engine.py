@@ -69,7 +69,14 @@ from octavo_inference.core.speculation.speculator import Speculator
 from octavo_inference.core.speculation.verification import VerifiedDraft, agreed
 from octavo_inference.core.state_pool import StatePool
 from octavo_inference.core.swapping import swap_in, swap_out
-from octavo_inference.core.validation import check_guidance, check_pooling, check_prompt, check_sampling, check_task
+from octavo_inference.core.validation import (
+    check_guidance,
+    check_ids,
+    check_pooling,
+    check_prompt,
+    check_sampling,
+    check_task,
+)
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.pooled_head import PooledHead
 from octavo_protocol.hashing import KEY_BYTES, root_hash
@@ -248,6 +255,8 @@ class Engine:
         check_pooling(request, self.backend.hidden_size)
         check_guidance(request, self.config.vocab, compiles=self.grammar_compiler is not None)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
+        if not request.adapter:
+            self._check_added(request, 0)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
         now = self._clock()
@@ -282,6 +291,12 @@ class Engine:
         if isinstance(granted, Denied):
             log.warning("a request for adapter %s: %s", request.adapter, granted.failure)
             raise RequestError(ADAPTER_UNUSABLE, "model")
+        if granted is not None:
+            try:
+                self._check_added(request, granted.ids)
+            except RequestError:
+                self.adapters.finished(request.id)
+                raise
         self._live.add(sequences, now)
         self.counters.requests += 1
         self.counters.pooled_requests += request.pooling is not None
@@ -419,14 +434,28 @@ class Engine:
 
     def _take_adapters(self, outputs: list[Output], now: float) -> None:
         """Queue the requests whose adapters are loaded, and end those whose adapters cannot be used."""
+        refused: dict[str, str] = {}
         for granted in self.adapters.advance(now):
             sequences = self._live.sequences(granted.request_id)
             if isinstance(granted, Denied):
                 log.warning("a request's adapter cannot be used: %s", granted.failure)
                 outputs += self._live.end(granted.request_id, "error", ADAPTER_UNUSABLE, NO_ADAPTER)
+                continue
+            self._use_adapter(sequences, granted)
+            try:
+                self._check_added(sequences[0].request, granted.ids)
+            except RequestError as error:
+                refused[granted.request_id] = str(error)
             else:
-                self._use_adapter(sequences, granted)
                 self._guide_and_queue(sequences)
+        for request_id, why in refused.items():
+            outputs += self._live.end(request_id, "error", why, REFUSED)
+
+    def _check_added(self, request: Request, ids: int) -> None:
+        """Raise `RequestError` for tokens that neither the model has nor its adapter, whose rows end before `ids`."""
+        own = self.config.own_vocab
+        if own < self.config.vocab:
+            check_ids(request, max(own, ids))
 
     def _guide_and_queue(self, sequences: list[Sequence]) -> None:
         """Queue the sequences of a request, unless its grammar has to be compiled first."""

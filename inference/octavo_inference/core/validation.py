@@ -139,6 +139,24 @@ def check_pooling(request: Request, hidden_size: int) -> None:
         raise RequestError(f"n is {request.sampling.n}; a prompt has one embedding", "n")
 
 
+def check_ids(request: Request, vocab: int) -> None:
+    """Raise `RequestError` for a field with a token id that is not below `vocab`."""
+    sampling, guidance = request.sampling, request.guidance
+    named = {
+        "prompt": request.tokens,
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": [token for token, _ in sampling.logit_bias],
+        "bad_words": [token for word in sampling.bad_words for token in word],
+        "allowed_token_ids": sampling.allowed_token_ids,
+        "logprob_token_ids": sampling.logprob_token_ids,
+        "after": () if guidance is None else guidance.after,
+    }
+    for field, ids in named.items():
+        highest = max(ids, default=-1)
+        if highest >= vocab:
+            raise RequestError(f"{field}: token id {highest} is outside the vocabulary of {vocab}", field)
+
+
 def check_prompt(request: Request, vocab: int, max_model_len: int) -> Int32:
     """The prompt as an array. Raises `RequestError` if prompt and answer can never fit."""
     _within("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)

@@ -171,7 +171,7 @@ def _load(inbox: Inbox, answer: Callable[[FromRank], None], folder: Path) -> Bac
     make = inbox.next()
     if not isinstance(make, Make):
         raise TypeError(f"{type(make).__name__} before make")
-    return build_rank(settings, model, device, group, make.sizes)
+    return build_rank(settings, model.for_adapters(settings), device, group, make.sizes)
 
 
 def main() -> NoReturn:

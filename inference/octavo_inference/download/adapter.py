@@ -8,11 +8,11 @@ from pathlib import Path
 
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.peft_config import CONFIG_FILE, WEIGHTS_FILE, AdapterConfig, read_adapter_config
+from octavo_inference.checkpoints.peft_tokens import TEXT_FILES
 from octavo_inference.checkpoints.safetensors import read_placed
 from octavo_inference.download.hub import connect, fetch_files
 from octavo_inference.download.inspect import is_remote, or_failure, take_header
 from octavo_inference.download.transfer import PrefetchError, RemoteFile
-from octavo_inference.tokenizer.adapter_assets import TEXT_FILES
 from octavo_protocol.adapters import AdapterInspection
 from octavo_protocol.base_models import is_hub_name
 from octavo_protocol.model import ModelFailure

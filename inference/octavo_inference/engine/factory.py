@@ -45,7 +45,7 @@ from octavo_inference.models.adapter import MOST_TOKEN_ROWS
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
-from octavo_inference.models.weights import Weights, layer_matrices
+from octavo_inference.models.weights import Tensor, Weights, layer_matrices
 from octavo_protocol.adapters import packed_rank
 from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
@@ -100,7 +100,8 @@ def engine_for(
 ) -> LoadedEngine:
     """Like `load_engine`, for a model that is loaded already. Only other ranks read `settings.model`."""
     require_consistent(settings)
-    built = _build(settings, model, end)
+    computed = model.for_adapters(settings) if isinstance(model, LoadedModel) else model
+    built = _build(settings, computed, end)
     sizes = built.sizes
     limits = EngineLimits(
         max_model_len=sizes.max_model_len,
@@ -128,7 +129,7 @@ def engine_for(
         load_vocabulary=partial(_load_vocabulary, model.text, built.config),
         head=model.head if isinstance(model, LoadedModel) else None,
         speculator=speculator_for(settings, built, clock),
-        read_adapter=_adapter_reader(model, settings.max_adapter_rank) if settings.max_loaded_adapters else None,
+        read_adapter=_adapter_reader(model, computed, settings),
     )
     resolved = dataclasses.replace(
         settings,
@@ -150,17 +151,19 @@ def engine_for(
     )
 
 
-def _adapter_reader(model: LoadedModel | ForeignModel, max_rank: int) -> ReadAdapter | None:
-    """What reads adapters of a model; None for those that transformers computes."""
-    if isinstance(model, ForeignModel):
+def _adapter_reader(
+    model: LoadedModel | ForeignModel, computed: LoadedModel | ForeignModel, settings: EngineSettings
+) -> ReadAdapter | None:
+    """What reads adapters of a model, as its files have it and as it is computed; None if it takes none."""
+    if isinstance(model, ForeignModel) or isinstance(computed, ForeignModel) or not settings.max_loaded_adapters:
         return None
     return partial(
         read_adapter,
-        config=model.config,
+        config=computed.config,
         biases=stored_biases(model.weights),
         outer=OuterMatrices.of(model.weights),
         model=model.text.path,
-        max_rank=max_rank,
+        max_rank=settings.max_adapter_rank,
     )
 
 
@@ -304,7 +307,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     for tensor in (*model.weights.tensors(), *(draft.weights.tensors() if draft else ())):
         tensor.release()  # pages of the file that loading has read: the plan counts them as weights
-    process = resident_memory(os.getpid())
+    process = resident_memory(os.getpid()) - _copied(model)
     if name == "reference":  # allocates as it runs: nothing to plan
         create_reference = partial(_create_reference, threads, sizes=sizes)
         guesses = None if draft is None else draft_model(draft, model, sizes, create_reference)
@@ -346,6 +349,14 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         adapter_memory=reserved,
         draft=guesses,
     )
+
+
+def _copied(model: LoadedModel) -> int:
+    """Bytes of the embedding and head that `models.added_ids` copied into memory. A plan counts them as weights."""
+    if not model.config.added_ids:
+        return 0
+    outer = {id(each): each for each in (model.weights.embedding, model.weights.lm_head)}
+    return sum(each.nbytes for each in outer.values() if isinstance(each, Tensor))
 
 
 def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int, adapters: int) -> MemoryPlan:

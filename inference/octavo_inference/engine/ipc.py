@@ -38,6 +38,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in effect. Sizes in tokens or bytes; `phases` are (name, seconds).
 
+    `vocab_size` counts the ids of the model, `added_ids` those behind them for tokens that adapters add.
     `hidden_size` is the number of elements of an embedding, 0 if the backend gives none; `pooling` that of the model.
 
     If a model spans several GPUs, sizes in bytes are per GPU, `pid` is rank 0 and `rank_pids` are the others.
@@ -46,6 +47,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     backend: str
     max_model_len: int
     vocab_size: int
+    added_ids: int = 0
     block_size: int
     num_blocks: int
     kv_bytes: int

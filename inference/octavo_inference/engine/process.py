@@ -259,7 +259,8 @@ def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
     info = EngineInfo(
         backend=backend.name,
         max_model_len=limits.max_model_len,
-        vocab_size=backend.vocab_size,
+        vocab_size=loaded.engine.config.own_vocab,
+        added_ids=loaded.engine.config.vocab - loaded.engine.config.own_vocab,
         block_size=backend.block_size,
         num_blocks=backend.num_blocks,
         kv_bytes=loaded.settings.kv_memory or 0,

@@ -12,11 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo_inference.common.errors import ModelError
+from octavo_protocol.adapters import MAX_ADDED_TOKENS
 
 Float32 = NDArray[np.float32]
 Int32 = NDArray[np.int32]
 
-MOST_TOKEN_ROWS = 512
+MOST_TOKEN_ROWS = MAX_ADDED_TOKENS
 """Rows of the embedding, and of lm_head, that an adapter may bring. Memory for them is reserved on the device."""
 
 
@@ -78,6 +79,11 @@ class Adapter:
         for name, part in (("embedding", self.embedding), ("lm_head", self.lm_head)):
             if part is not None:
                 yield name, part
+
+    @property
+    def ids(self) -> int:
+        """One more than the largest id of which it brings a row of the embedding; 0 without any."""
+        return 0 if self.embedding_rows is None else 1 + int(self.embedding_rows.ids[-1])
 
     @property
     def rank(self) -> int:

@@ -47,7 +47,8 @@ class ModelConfig:
 
     `task`: "generate" for models that predict tokens; "embed" for those without such a head, "score" for those with a
     head that scores a pair of texts (`models.pooled_head`). `pooling`: that of their hidden states, where neither
-    settings nor files of sentence-transformers name one.
+    settings nor files of sentence-transformers name one. `added_ids`: so many of the last ids of `vocab` are not the
+    model's (`models.added_ids`).
     """
 
     architecture: str
@@ -105,6 +106,12 @@ class ModelConfig:
     task: Task = "generate"
     pooling: PoolingName = "last"
     digest: str = ""
+    added_ids: int = 0
+
+    @property
+    def own_vocab(self) -> int:
+        """Number of token ids of the model itself: those behind are for tokens that adapters add."""
+        return self.vocab - self.added_ids
 
     @property
     def score_scale(self) -> float:

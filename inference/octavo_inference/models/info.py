@@ -18,7 +18,12 @@ class ModelInfo(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Number of token ids."""
+        """Number of token ids, with those for tokens that adapters add."""
+        ...
+
+    @property
+    def own_vocab(self) -> int:
+        """Number of token ids of the model itself."""
         ...
 
     @property

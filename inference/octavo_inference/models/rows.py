@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,10 @@ def stacked_order(q: Order | None, k: Order | None, rows: tuple[int, int, int]) 
     return np.concatenate([q, q_rows + k, q_rows + k_rows + np.arange(v_rows)])
 
 
+@overload
+def reordered(matrix: Tensor, order: Order) -> Tensor: ...
+@overload
+def reordered(matrix: Matrix, order: Order) -> Matrix: ...
 def reordered(matrix: Matrix, order: Order) -> Matrix:
     """The matrix whose row i is row order[i]; floats are copied, groups are read when they are needed."""
     if isinstance(matrix, Tensor):

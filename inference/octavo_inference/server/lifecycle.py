@@ -212,7 +212,7 @@ async def _start(
 
     def read_text(folder: Path) -> ServedText | None:
         warn_of_other_base(folder, service.names)
-        return served_text(folder, text, assets, settings.engine, info.vocab_size)
+        return served_text(folder, text, assets, settings.engine, info.vocab_size, info.added_ids)
 
     service.adapters.read_text = read_text
     following = await _start_adapters(service, settings, info)

@@ -68,16 +68,17 @@ def warn_of_other_base(folder: Path, served: Iterable[str]) -> None:
 
 
 def served_text(
-    folder: Path, model: ServedModel, assets: TokenizerAssets, settings: EngineSettings, vocab: int
+    folder: Path, model: ServedModel, assets: TokenizerAssets, settings: EngineSettings, vocab: int, added: int
 ) -> ServedText | None:
     """That of an adapter, if its folder has another tokenizer or chat template than the model with these assets.
 
-    Slow. `vocab`: ids of the model. Raises `ModelError` for files that cannot be used.
+    Slow. `vocab`: ids of the model; `added`: tokens that an adapter may add. Raises `ModelError` for files that cannot
+    be used.
     """
     from octavo_inference.tokenizer.adapter_files import read_adapter_files  # noqa: PLC0415
     from octavo_inference.tokenizer.chat_template import load_chat_template  # noqa: PLC0415
 
-    own = read_adapter_files(folder, assets, vocab)
+    own = read_adapter_files(folder, assets, vocab, added)
     if own is None:
         return None
     template = own.template or load_chat_template(own.assets, settings.chat_template, settings.model)

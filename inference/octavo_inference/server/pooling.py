@@ -36,9 +36,9 @@ def input_tokens(
         tokens = token_ids(loaded.text.tokenizer, given)
     else:
         tokens = given
-        unknown = next((token for token in tokens if token >= loaded.info.vocab_size), None)
+        unknown = next((token for token in tokens if token >= loaded.vocab_size), None)
         if unknown is not None:
-            raise invalid(f"{field}: {unknown} is not a token; the vocabulary has {loaded.info.vocab_size}.", field)
+            raise invalid(f"{field}: {unknown} is not a token; the vocabulary has {loaded.vocab_size}.", field)
     if not tokens:
         raise invalid(f"{field}: it is empty; give at least one token.", field)
     tokens = tokens[:first]

@@ -304,7 +304,7 @@ class Service:
     def _grammar_tokens(self) -> ModelTokens:
         if self.loaded is None:
             raise RuntimeError("no model is loaded")
-        text, size = self.loaded.text, self.loaded.info.vocab_size
+        text, size = self.loaded.text, self.loaded.info.vocab_size + self.loaded.info.added_ids
         end = text.tokenizer.token_to_id(text.special_tokens.get("eos_token", ""))
         return ModelTokens(tokenizer=text.tokenizer.to_str(), size=size, ends=(size - 1 if end is None else end,))
 
@@ -339,6 +339,11 @@ class Loaded:
     """Sets the adapter's prefixes apart; "" until it is read."""
     ends: tuple[int, ...] = ()
     """Ids that end the adapter's answers, besides the model's."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that a request may name. The engine knows which of those behind the model's an adapter has."""
+        return self.info.vocab_size + (self.info.added_ids if self.adapter else 0)
 
     @property
     def pooling(self) -> PoolingName:
@@ -386,8 +391,8 @@ class Loaded:
                 self._check_length(prompt, "prompt")
             tokens = prompt
             unknown = max(tokens, default=0)
-            if unknown >= self.info.vocab_size:
-                raise invalid(f"prompt: {unknown} is not a token; the vocabulary has {self.info.vocab_size}.", "prompt")
+            if unknown >= self.vocab_size:
+                raise invalid(f"prompt: {unknown} is not a token; the vocabulary has {self.vocab_size}.", "prompt")
         if not tokens:
             raise invalid("prompt: it is empty; give at least one token.", "prompt")
         return tokens

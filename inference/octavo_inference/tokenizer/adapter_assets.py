@@ -16,31 +16,28 @@ from tokenizers import AddedToken, Tokenizer
 
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.jsonfile import optional_json, read_json
+from octavo_inference.checkpoints.peft_tokens import TEXT_FILES, beyond, check_text_files, padding_token
+from octavo_inference.checkpoints.tokenizer_config import token_text
 from octavo_inference.common.errors import ModelError
-from octavo_inference.tokenizer.assets import TokenizerAssets, hf_template, token_text
+from octavo_inference.tokenizer.assets import TokenizerAssets, hf_template
 from octavo_inference.tokenizer.tokenizer import load_tokenizer
-
-TEXT_FILES = {"tokenizer.json": 64 << 20, "tokenizer_config.json": 8 << 20, "chat_template.jinja": 1 << 18}
-"""The files that are read if they are there, with the most bytes that each may have."""
 
 # Characters of an added token, and of all of them. Text of clients is searched for them and for their beginnings.
 _LONGEST, _ALL = 256, 1 << 18
 _MOST_TEMPLATE = TEXT_FILES["chat_template.jinja"]
 
 
-def adapter_assets(folder: Path, model: TokenizerAssets, vocab: int) -> TokenizerAssets:
-    """The tokenizer and chat template for an adapter of a model with `vocab` ids.
+def adapter_assets(folder: Path, model: TokenizerAssets, vocab: int, added: int) -> TokenizerAssets:
+    """The tokenizer and chat template for an adapter that may add so many tokens to a model with `vocab` ids.
 
     Its `tokenizer` is the model's object if it has no other tokens. Raises `ModelError` for files that are too large or
     damaged, and for tokens that the model does not have.
     """
-    for name, most in TEXT_FILES.items():
-        _check_file(folder / name, most)
+    check_text_files(folder)
     with refusing(folder):
         settings = optional_json(folder / "tokenizer_config.json")
         template = hf_template(folder)
-        pad = token_text(settings.get("pad_token"))
-        tokenizer = _tokenizer(folder / "tokenizer.json", model.tokenizer, vocab, pad)
+        tokenizer = _tokenizer(folder / "tokenizer.json", model.tokenizer, (vocab, added), padding_token(folder))
     if template is not None and len(template) > _MOST_TEMPLATE:
         raise ModelError(f"{folder}: a chat template of {len(template)} characters; up to {_MOST_TEMPLATE} is possible")
     return replace(
@@ -67,35 +64,25 @@ def own_ends(assets: TokenizerAssets, model: TokenizerAssets) -> tuple[int, ...]
     return () if index is None else (index,)
 
 
-def _check_file(file: Path, most: int) -> None:
-    if not file.exists():
-        return
-    if not file.is_file():
-        raise ModelError(f"{file}: not a file")
-    size = file.stat().st_size
-    if size > most:
-        raise ModelError(f"{file}: {size} bytes; up to {most} are possible for an adapter")
-
-
 def _named(settings: Mapping[str, Any], name: str, tokenizer: Tokenizer) -> str | None:
     """A named token of tokenizer_config.json, if the tokenizer knows it."""
     text = token_text(settings.get(name))
     return None if text is None or tokenizer.token_to_id(text) is None else text
 
 
-def _tokenizer(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
+def _tokenizer(file: Path, model: Tokenizer, ids: tuple[int, int], pad: str | None) -> Tokenizer:
     if not file.exists():
         return model
     try:
-        return _combined(file, model, vocab, pad)
+        return _combined(file, model, ids, pad)
     except (ModelError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of the library's Rust code is no Exception
         raise ModelError(f"{file}: not a tokenizer: {type(error).__name__}") from error
 
 
-def _combined(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Tokenizer:
-    own = load_tokenizer(file)
+def _combined(file: Path, model: Tokenizer, ids: tuple[int, int], pad: str | None) -> Tokenizer:
+    own, (vocab, most) = load_tokenizer(file), ids
     if pad is not None and (own.token_to_id(pad) or 0) >= vocab:
         own = _without(file, pad)
     added, plain = own.get_added_tokens_decoder(), own.get_vocab(with_added_tokens=False)
@@ -106,11 +93,8 @@ def _combined(file: Path, model: Tokenizer, vocab: int, pad: str | None) -> Toke
             "possible"
         )
     last = max((*plain.values(), *added), default=-1)
-    if last >= vocab:
-        raise ModelError(
-            f"{file}: token {own.id_to_token(last)!r} has the id {last}; the served model has ids below {vocab}: "
-            "train the adapter without new tokens, or with reserved ones of the model"
-        )
+    if last >= vocab + most:
+        raise ModelError(f"{file}: token {own.id_to_token(last)!r} has the id {last}; {beyond(last, vocab, most)}")
     known = model.get_vocab(with_added_tokens=True)
     other = next((text for text, index in plain.items() if known.get(text) != index and index not in added), None)
     if other is not None:
@@ -152,7 +136,7 @@ def _assembled(own: Tokenizer, model: Tokenizer, vocabulary: Tokenizer) -> Token
 
 
 def _without(file: Path, pad: str) -> Tokenizer:
-    """A tokenizer without its token for padding: that of training, which neither prompts nor answers have."""
+    """A tokenizer without its token for padding."""
     data = read_json(file, dict[str, Any], "a tokenizer")
     data["added_tokens"] = [token for token in data["added_tokens"] if token["content"] != pad]
     vocab = data["model"]["vocab"]

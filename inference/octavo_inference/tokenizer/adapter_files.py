@@ -20,12 +20,12 @@ class AdapterFiles:
     ends: tuple[int, ...]
 
 
-def read_adapter_files(folder: Path, model: TokenizerAssets, vocab: int) -> AdapterFiles | None:
-    """That of an adapter for a model with `vocab` ids. None: prompts and answers are written as the model's.
+def read_adapter_files(folder: Path, model: TokenizerAssets, vocab: int, added: int) -> AdapterFiles | None:
+    """That of an adapter, which may add so many tokens to a model with `vocab` ids.
 
-    Slow. Raises `ModelError` for files that cannot be used.
+    None: prompts and answers are written as the model's. Slow. Raises `ModelError` for files that cannot be used.
     """
-    assets = adapter_assets(folder, model, vocab)
+    assets = adapter_assets(folder, model, vocab, added)
     if not differ(assets, model):
         return None
     has_template = assets.chat_template != model.chat_template

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -12,6 +11,7 @@ from octavo_inference.checkpoints.gguf_header import read_header
 from octavo_inference.checkpoints.guard import refusing
 from octavo_inference.checkpoints.jsonfile import optional_json
 from octavo_inference.checkpoints.resolve import find_model
+from octavo_inference.checkpoints.tokenizer_config import token_text
 from octavo_inference.common.errors import ModelError
 from octavo_inference.tokenizer.tokenizer import load_tokenizer, tokenizer_from_gguf
 from octavo_inference.tokenizer.vocabulary import Described, token_at
@@ -115,9 +115,3 @@ def _named_token(file: Described, tokenizer: Tokenizer, name: str) -> str | None
     if not isinstance(index, int) or not 0 <= index < tokenizer.get_vocab_size():
         return None
     return tokenizer.id_to_token(index)
-
-
-def token_text(token: Any) -> str | None:
-    """The text of a token in tokenizer_config.json, None if it is no token."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None

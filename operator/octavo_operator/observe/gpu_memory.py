@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.gpu_fit import Card
+from octavo_operator.observe.memory_estimate import added_bytes
 from octavo_operator.observe.pool_estimate import PoolEstimate
-from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings
+from octavo_protocol.engine_settings import GPU_PROFILES, EngineSettings, added_tokens
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import GpuReport, GpuShare, ModelReport
 from octavo_protocol.state_slots import most_useful, state_slots
@@ -32,6 +33,8 @@ _ROUNDING, _MOST_ROUNDING = 0.06, 512 * _MIB
 _GRAPHS, _GRAPH = 64 * _MIB, 4 * _MIB
 # Of adapters: ranks are padded to a unit; few tokens have products in parts; places of a block; lists of tiles.
 _UNIT, _MOST_PARTS, _PARTED, _PLACES, _TILES = 8, 16, 8192, 64, 1 << 16
+# Of added tokens: bytes of one in a row, and of a tile of the sampler; rows with penalties.
+_ADDED, _SAMPLED_TILE, _PENALISED = 16, 1024, 32
 _PARTED_CHOICES, _FEW_CHOICES, _FEW_PLACES = 2048, 256, 16
 # Flags of octavo-server that change its memory on a GPU: with one of them there is no estimate.
 _SIZING = frozenset(
@@ -39,7 +42,7 @@ _SIZING = frozenset(
         *("kv-memory", "kv-dtype", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
         *("block-size", "profile", "device", "backend", "quantization", "cuda-graphs", "no-cuda-graphs"),
         *("chunked-prefill", "no-chunked-prefill", "state-snapshots"),
-        *("max-loaded-adapters", "max-adapter-rank"),
+        *("max-loaded-adapters", "max-adapter-rank", "max-added-tokens"),
     }
 )
 
@@ -95,6 +98,7 @@ def estimate_of(settings: EngineSettings, found: ModelReport, card: Card | None)
     weights, token = weight_bytes(settings, found), kv_bytes(settings, found)
     if not (gpu and share and weights and token and found.max_length) or not (card or settings.kv_memory):
         return None
+    weights += added_bytes(settings, found)
     profile = GPU_PROFILES[settings.profile]
     rows = settings.max_running_requests or profile.max_running_requests
     longest = min(settings.max_model_len or found.max_length, found.max_length)
@@ -177,7 +181,14 @@ def _working(
         + tokens * (share.token + size * share.token_elements + eight_bits)
         + (rows + 1) * (share.row + size * gpu.row_elements + _ID_BYTES * ids)
         + _adapted(settings, gpu, share, max(tokens, rows), rows)
+        + (rows + 1 + _PENALISED) * _added(settings)
     )
+
+
+def _added(settings: EngineSettings) -> int:
+    """Bytes of added tokens in logits, sampler and masks of a row, with a tile more of the vocabulary."""
+    added = added_tokens(settings)
+    return _ADDED * added + _SAMPLED_TILE if added else 0
 
 
 def _rank(settings: EngineSettings) -> int:
@@ -189,7 +200,8 @@ def _adapters(settings: EngineSettings, share: GpuShare) -> int:
     """The slots of adapters, each for the GPU's part of one that changes all matrices with the largest rank."""
     if not settings.max_loaded_adapters:
         return 0
-    elements = _rank(settings) * share.adapter_elements + share.adapter_fixed
+    # A rank has a column of the embedding's change and a row of the head's for each token.
+    elements = _rank(settings) * (share.adapter_elements + 2 * added_tokens(settings)) + share.adapter_fixed
     return settings.max_loaded_adapters * elements * _element_bytes(settings) + _TILES
 
 

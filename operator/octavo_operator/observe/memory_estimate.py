@@ -12,7 +12,7 @@ from octavo_operator.api.v1alpha1 import Spec
 from octavo_operator.observe.pool_estimate import PoolEstimate
 from octavo_operator.resources.config import mib, quantity, threads
 from octavo_protocol.adapters import packed_rank
-from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings, guessed_rows
+from octavo_protocol.engine_settings import KV_MEMORY_PERCENT, PROFILES, EngineSettings, added_tokens, guessed_rows
 from octavo_protocol.kv_tables import blocks_held, longest_held, table_count
 from octavo_protocol.model import ModelReport
 from octavo_protocol.state_slots import most_useful, state_slots
@@ -29,7 +29,7 @@ _MOST_ADAPTERS = 4
 _SIZING = (
     *("kv-memory", "kv-memory-percent", "max-model-len", "max-running-requests", "max-batched-tokens", "dtype"),
     *("block-size", "profile", "swap-memory", "preemption", "device", "backend", "quantization", "state-snapshots"),
-    *("speculation", "speculation-model", "max-loaded-adapters", "max-adapter-rank"),
+    *("speculation", "speculation-model", "max-loaded-adapters", "max-adapter-rank", "max-added-tokens"),
 )
 
 
@@ -63,11 +63,17 @@ def weight_bytes(settings: EngineSettings, found: ModelReport) -> int | None:
     return found.weights.get(settings.dtype if settings.quantization == "auto" else settings.quantization)
 
 
+def added_bytes(settings: EngineSettings, found: ModelReport) -> int:
+    """Bytes of the rows of embedding and head for added tokens, and of the bias that excludes them."""
+    added = added_tokens(settings)
+    return _FLOAT_BYTES * (2 * added * found.hidden + found.vocab + added) if added else 0
+
+
 def adapter_bytes(settings: EngineSettings, found: ModelReport) -> int:
     """Bytes of loaded adapters that change all matrices with the largest rank."""
     size = 4 if settings.dtype == "float32" else 2
     # The embedding's change is in float32, as the engine has it.
-    outer = found.vocab + found.hidden
+    outer = found.vocab + added_tokens(settings) + found.hidden
     per_rank = (found.adapter_elements + outer) * size + outer * _FLOAT_BYTES
     each = packed_rank(settings.max_adapter_rank) * per_rank + found.adapter_fixed * size
     return settings.max_loaded_adapters * each
@@ -85,6 +91,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
     given = {flag.lstrip("-").partition("=")[0] for flag in spec.engine.extra_args}
     if not (weights and token and found.max_length) or given & set(_SIZING):
         return None
+    weights += added_bytes(settings, found)
     limit = int(quantity(memory))
     profile = PROFILES[settings.profile]
     running = settings.max_running_requests or profile.max_running_requests
@@ -121,6 +128,7 @@ def estimate(spec: Spec, memory: str, found: ModelReport) -> Estimate | None:
         adapters=reserved,
         kv=kv,
         activations=_working(spec, found, tokens, running + guessed_rows(settings, running))
+        + _FLOAT_BYTES * added_tokens(settings) * (running + guessed_rows(settings, running) + threads(spec))
         + _working(spec, drafts.found, tokens, running)
         + _TOKEN_BYTES * running * length,
         swap=0 if found.whole_prompts else _swap(settings, kv),

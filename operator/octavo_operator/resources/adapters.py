@@ -18,6 +18,7 @@ from octavo_operator.resources import source
 from octavo_operator.resources.common import NO_GPUS, SECURITY, child
 from octavo_protocol import names
 from octavo_protocol.adapters import AdapterInspection, WantedAdapter, decode_wanted, encode_wanted
+from octavo_protocol.engine_settings import added_tokens
 from octavo_protocol.model import ModelReport
 
 CONTAINER = "adapters"
@@ -101,7 +102,8 @@ def disk_bytes(spec: Spec, found: ModelReport) -> int:
     if not found.adapter_elements:
         return 0
     rank = spec.engine.settings.max_adapter_rank
-    outer = 2 * (found.vocab * found.hidden + rank * (found.vocab + found.hidden))
+    tokens = found.vocab + added_tokens(spec.engine.settings)
+    outer = 2 * (tokens * found.hidden + rank * (tokens + found.hidden))
     return 2 * MOST * (4 * (rank * found.adapter_elements + outer) + _OTHERS)
 
 

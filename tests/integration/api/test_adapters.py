@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.adapters import save_adapter
+from tests.support.adapters import save_adapter, save_added
 from tests.support.waiting import eventually
 
+from octavo_inference.tokenizer.assets import load_assets
 from octavo_protocol.adapters import ListedAdapter, encode_list
 
 from .conftest import Running, Start
@@ -49,7 +50,16 @@ def listed(root: Path) -> Path:
 @pytest.fixture(scope="module")
 def server(start: Start, root: Path, listed: Path) -> Running:
     write(listed, root, "one", "two")
-    flags = ("--max-loaded-adapters", "2", "--adapters-file", str(listed), "--adapter-root", str(root))
+    flags = (
+        "--max-loaded-adapters",
+        "2",
+        "--max-added-tokens",
+        "3",
+        "--adapters-file",
+        str(listed),
+        "--adapter-root",
+        str(root),
+    )
     return start(*flags, "--adapter", f"fixed={root / 'a4'}")
 
 
@@ -113,6 +123,36 @@ def test_load_and_unload_by_request(server: Running, root: Path) -> None:
     assert unloaded.text == "Success: LoRA adapter 'three' removed successfully."
     assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "three"}).status_code == 404
     assert "three" not in states(server)
+
+
+def test_an_adapter_adds_tokens(server: Running, root: Path) -> None:
+    own = server.api.get("/tokenizer_info").json()["vocab_size"]
+    save_added(root / "added", load_assets("smollm2").tokenizer.to_str(), own, HIDDEN)
+    load = {"lora_name": "added", "lora_path": "added"}
+    assert server.admin.post("/v1/load_lora_adapter", json=load).status_code == 200
+    asked = {"model": "added", "prompt": "Once upon a time<note>", "temperature": 0, "max_tokens": 24}
+    tokens = server.api.post("/tokenize", json={"model": "added", "prompt": asked["prompt"]}).json()["tokens"]
+    assert tokens[-1] == own
+    shown = server.api.post("/detokenize", json={"model": "added", "tokens": tokens}).json()["prompt"]
+    assert shown == asked["prompt"]
+    [choice] = server.api.post("/v1/completions", json=asked | {"skip_special_tokens": False}).json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    banned = {"logit_bias": {str(own + 1): -100}}
+    [choice] = server.api.post("/v1/completions", json=asked | banned).json()["choices"]
+    assert choice["finish_reason"] == "length"
+    [counted] = server.api.post("/v1/completions", json=asked | {"prompt": tokens}).json()["choices"]
+    assert counted["finish_reason"] == "stop"
+    for model, prompt, limit in (("added", [5, own + 2], own + 2), ("one", [5, own], own), ("smollm2", [5, own], own)):
+        refused = server.api.post("/v1/completions", json=asked | {"model": model, "prompt": prompt})
+        assert refused.status_code == 400, refused.text
+        assert str(limit) in refused.json()["error"]["message"]
+        assert "prompt" in refused.json()["error"]["message"]
+    for field in ({"logit_bias": {str(own): 1}}, {"allowed_token_ids": [own]}, {"stop_token_ids": [own]}):
+        for model in ("one", "smollm2"):
+            refused = server.api.post("/v1/completions", json=asked | {"model": model, "prompt": "Hi"} | field)
+            assert refused.status_code == 400, refused.text
+            assert next(iter(field)) in refused.json()["error"]["message"]
+    assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "added"}).status_code == 200
 
 
 def test_an_adapter_is_prompted_with_its_own_chat_template(server: Running, root: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.support.adapters import save_adapter
+from tests.support.adapters import add_tokens, save_adapter, save_added
 from tests.support.native import needs_native
 
 from octavo_inference import LLM, SamplingParams
@@ -188,6 +188,40 @@ def test_an_adapter_with_a_chat_template_and_an_end_of_its_own(
     llm.unload_adapter("own")
 
 
+@pytest.mark.parametrize("speculation", ["none", "ngram"])
+def test_tokens_behind_the_models(llm: LLM, folders: dict[str, Path], tmp_path: Path, speculation: str) -> None:
+    own = llm.engine.config.vocab
+    folder = save_added(tmp_path / "added", llm.tokenizer.to_str(), own, HIDDEN)
+    wider = loaded(folders, max_added_tokens=3, speculation=speculation)
+    assert wider.engine.config.own_vocab == own
+    for name in (None, "a", "tokens"):
+        assert texts(wider, name) == texts(llm, name)
+    with pytest.raises(RequestError, match=f"token id {own} is outside the vocabulary of {own}"):
+        wider.generate([[5, own]], use_tqdm=False)
+    with pytest.raises(ModelError, match=f"the served model has ids below {own}: set max_added_tokens to 2"):
+        llm.load_adapter("added", folder)
+    wider.load_adapter("added", folder)
+    params = SamplingParams(temperature=0, max_tokens=24, logprobs=2)
+    [one] = wider.generate("Once upon a time<note>", params, adapter="added", use_tqdm=False)
+    assert one.prompt_token_ids[-1] == own
+    [output] = one.outputs
+    assert output.token_ids[-1] == own + 1
+    assert output.token_ids.count(own + 1) == 1
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert "<end>" not in output.text
+    assert output.logprobs is not None
+    assert (output.logprobs[-1].rank, output.logprobs[-1].top_ids[0]) == (1, own + 1)
+    longer = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, presence_penalty=2.0, seed=1)
+    [again] = wider.generate("Once upon a time<note>", longer, adapter="added", use_tqdm=False)
+    assert own + 1 in again.outputs[0].token_ids
+    banned = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, bad_words=((own + 1,),))
+    [without] = wider.generate("Once upon a time<note>", banned, adapter="added", use_tqdm=False)
+    assert own + 1 not in without.outputs[0].token_ids
+    sampled = SamplingParams(temperature=1.5, max_tokens=100, ignore_eos=True, seed=3, n=3)
+    [every] = wider.generate("Once upon a time", sampled, use_tqdm=False)
+    assert max(max(each.token_ids) for each in every.outputs) < own
+
+
 def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
     llm: LLM, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -213,5 +247,23 @@ def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
     [output] = found.outputs
     assert [llm.tokenizer.token_to_id(name) for name in names] == [4, 5]
     assert (output.token_ids[0], 5 in output.token_ids) == (4, True)
+    # Added tokens, too.
+    own = llm.engine.config.vocab
+    added = {name: own + number for number, name in enumerate(names.values())}
+    add_tokens(folder, llm.tokenizer.to_str(), added)
+    rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones((2, HIDDEN), np.float32)}
+    save_adapter(folder, rows, trainable_token_indices=list(added.values()))
+    wider = loaded({"calls": folder}, max_added_tokens=2)
+    [found] = wider.chat(
+        [{"role": "user", "content": "What is the weather?"}],
+        SamplingParams(temperature=0, max_tokens=60),
+        adapter="calls",
+        tools=[{"type": "function", "function": weather}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        use_tqdm=False,
+    )
+    [output] = found.outputs
+    assert (output.token_ids[0], own + 1 in output.token_ids) == (own, True)
     assert [(call.name, call.arguments) for call in output.tool_calls] == [("weather", "{}")]
     llm.unload_adapter("calls")

@@ -154,7 +154,7 @@ def use_texts(server: Server, assets: TokenizerAssets) -> None:
     loaded = server.service.loaded
     assert loaded is not None
     model, settings = loaded.text, EngineSettings(model="smollm2")
-    server.service.adapters.read_text = lambda folder: served_text(folder, model, assets, settings, 49152)
+    server.service.adapters.read_text = lambda folder: served_text(folder, model, assets, settings, 49152, 0)
 
 
 async def test_a_chat_has_the_template_tokens_and_end_of_its_adapter(

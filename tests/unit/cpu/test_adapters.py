@@ -10,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.adapters import ALL, merged, random_adapter, with_rows
+from tests.support.adapters import ALL, merged, random_adapter, with_added, with_rows
 
 from octavo_inference.backends.cpu.native import abi
 from octavo_inference.backends.cpu.native.library import Kernels
 from octavo_inference.backends.cpu.native.sampling import native_sampling
 from octavo_inference.backends.reference.backend import ReferenceBackend
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, SettingsError
 from octavo_inference.core.gather import Batch
 from octavo_inference.models.adapter import Adapter
+from octavo_inference.models.added_ids import with_added_ids
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.groups import GroupedMatrix
 from octavo_inference.models.weights import Matrix, Weights
@@ -119,6 +120,48 @@ def test_rows_of_tokens_take_the_place_of_the_models(kernels: Kernels, name: str
     assert native.step(batch).tokens.tolist() == wanted.argmax(1).tolist()
     native.load_adapter(0, native.prepare_adapter(Adapter("", ({},) * config.layers)))
     close(native.logits(with_slots(batch_of(told[:1]), [0])), expected(config, weights, [], told[:1], [NO_ADAPTER]))
+
+
+@pytest.mark.parametrize("name", [name for name in FLAGS if "logit_softcap" not in FLAGS[name]])
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_tokens_that_adapters_add(kernels: Kernels, name: str, quantization: Any) -> None:
+    """Each adapter chooses those of its own, and the model none; steps that choose the best only, and logits."""
+    config, weights = with_added_ids(*model_of(name), 7)
+    rng = np.random.default_rng(12)
+    own = config.own_vocab
+    bare = Adapter("", ({},) * config.layers)
+    adapters = [
+        with_added(random_adapter(weights, rng, 4, ALL, outer=True), weights, rng, [*range(own, own + 7)]),
+        with_added(bare, weights, rng, [own, own + 1]),
+        with_rows(bare, weights, rng, [1], [3]),
+    ]
+    kind = {"dtype": "float32" if quantization == "auto" else "auto", "quantization": quantization}
+    native = create(config, weights, kernels, adapter_slots=3, max_adapter_rank=8, **kind)
+    reference = ReferenceBackend(config, weights, num_blocks=24, block_size=32, max_model_len=256, adapter_slots=3)
+    told = [replace_tokens(story, config.vocab) for story in stories(rng, [1, 70, 5, 33, 1, 40])]
+    slots = [2, 1, NO_ADAPTER, 0, 0, 2]
+    there = np.array([[own + at < own + {0: 7, 1: 2}.get(slot, 0) for at in range(7)] for slot in slots])
+    wanted = expected(config, weights, adapters, told, slots)
+    assert (np.isfinite(wanted[:, own:]) == there).all()
+    for backend in (reference, native):
+        for slot, adapter in enumerate(adapters):
+            backend.load_adapter(slot, backend.prepare_adapter(adapter))
+    batch = with_slots(batch_of(told), slots)
+    found = reference.logits(batch)
+    assert (np.isfinite(found) == np.isfinite(wanted)).all()
+    close(np.where(np.isfinite(found), found, 0), np.where(np.isfinite(wanted), wanted, 0))
+    found = native.logits(batch)
+    assert (np.isfinite(found[:, own:]) == there).all()
+    assert native.step(batch).tokens.tolist() == found.argmax(1).tolist()
+    if quantization == "auto":
+        close(np.where(np.isfinite(found), found, 0), np.where(np.isfinite(wanted), wanted, 0))
+    alone = batch_of(told)
+    assert native.step(alone).tokens.tolist() == native.logits(alone)[:, :own].argmax(1).tolist()
+
+
+def test_a_model_that_bounds_its_logits_takes_no_more_tokens() -> None:
+    with pytest.raises(SettingsError, match="max_added_tokens 3: this model bounds its logits"):
+        with_added_ids(*model_of("scaled embeddings"), 3)
 
 
 def replace_tokens(story: Story, vocab: int) -> Story:

@@ -19,9 +19,10 @@ from octavo_inference.core.adapter_slots import AdapterSlots
 from octavo_inference.core.adapters import ReadAdapter
 from octavo_inference.core.engine import Engine
 from octavo_inference.core.engine_limits import EngineLimits
-from octavo_inference.core.request import ADAPTER_UNUSABLE, NO_ADAPTER, Output, Request, SamplingParams
+from octavo_inference.core.request import ADAPTER_UNUSABLE, NO_ADAPTER, REFUSED, Output, Request, SamplingParams
 from octavo_inference.engine.loop import EngineLoop
-from octavo_inference.models.adapter import Adapter, LowRank
+from octavo_inference.models.adapter import Adapter, LowRank, TokenRows
+from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.weights import Tensor
 
 from .echo import CONFIG, VOCAB, EchoBackend
@@ -60,12 +61,13 @@ class Server:
         rows: int = 4,
         memory: int | None = None,
         read: ReadAdapter | None = None,
+        config: ModelConfig = CONFIG,
     ) -> None:
         self.reader = Reader()
         self.backend = EchoBackend(64, adapter_slots=slots)
         limits = EngineLimits(64, rows, 16, 100, max_cached_adapters=max_cached, adapter_memory=memory)
         self.time = 0.0
-        self.engine = Engine(self.backend, CONFIG, limits, clock=lambda: self.time, read_adapter=read or self.reader)
+        self.engine = Engine(self.backend, config, limits, clock=lambda: self.time, read_adapter=read or self.reader)
         self.states: dict[str, str] = {}
 
     def offer(self, *keys: int) -> None:
@@ -290,6 +292,56 @@ def test_real_files_that_cannot_be_read_now_are_read_for_a_later_request(tmp_pat
     server.submit("later", stored)
     assert tokens(server.run()["later"])
     assert server.states[stored] == "loaded"
+
+
+WIDER = replace(CONFIG, vocab=VOCAB + 3, added_ids=3)
+FIELDS = {
+    "prompt": {},
+    "stop_token_ids": {"stop_token_ids": (VOCAB,)},
+    "logit_bias": {"logit_bias": ((VOCAB, 1.0),)},
+    "bad_words": {"bad_words": ((1, VOCAB),)},
+    "allowed_token_ids": {"allowed_token_ids": (1, VOCAB)},
+    "logprob_token_ids": {"logprob_token_ids": (VOCAB,)},
+}
+
+
+def with_tokens(folder: Path) -> Adapter:
+    """Adapter 1 has a row for the first token behind the model's, 2 for none."""
+    ids = {"1": [3, VOCAB], "2": [3], "3": []}[folder.name]
+    rows = TokenRows(np.array(ids, np.int32), np.zeros((len(ids), CONFIG.hidden), np.float32)) if ids else None
+    return Adapter(digest=folder.name, layers=({}, {}), embedding_rows=rows)
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_tokens_behind_the_models_are_those_of_the_adapter(field: str) -> None:
+    """Before and after it was read, and in every field that names tokens."""
+    server = Server(slots=3, read=with_tokens, config=WIDER)
+    sampling = SamplingParams(max_tokens=2, **FIELDS[field])
+    tokens = [1, 2, VOCAB] if field == "prompt" else [1, 2]
+
+    def ask(name: str, adapter: str) -> None:
+        server.engine.submit(Request(id=name, tokens=tokens, sampling=sampling, adapter=adapter))
+
+    refused = f"{field}: token id {VOCAB} is outside the vocabulary of {VOCAB}"
+    with pytest.raises(RequestError, match=refused) as error:
+        ask("base", "")
+    assert error.value.field == field
+    server.engine.adapters.offer("1", "/adapters/1")
+    server.engine.adapters.offer("2", "/adapters/2")
+    ask("first", "1")
+    ask("second", "2")
+    found = server.run()
+    assert found["first"][-1].finish_reason == "length"
+    assert (found["second"][-1].error, found["second"][-1].stop_reason) == (refused, REFUSED)
+    for adapter in "23":
+        server.offer(int(adapter))
+        with pytest.raises(RequestError, match=refused):
+            ask("again", adapter)
+    ask("again", "1")
+    assert server.run()["again"][-1].finish_reason == "length"
+    assert server.engine.adapters.waiting == []
+    server.engine.adapters.withdraw("2")
+    assert "2" not in server.engine.adapters._offered, "a refused request holds no slot"
 
 
 def test_a_lost_rank_ends_the_engine(server: Server) -> None:

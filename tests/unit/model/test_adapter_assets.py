@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from octavo_inference.checkpoints.peft_tokens import TEXT_FILES
 from octavo_inference.common.errors import ModelError
 from octavo_inference.config.engine import EngineSettings
 from octavo_inference.conversation import adapter_text
 from octavo_inference.server.model_text import warn_of_other_base
 from octavo_inference.tokenizer import adapter_assets as adapter_assets_module
-from octavo_inference.tokenizer.adapter_assets import TEXT_FILES, adapter_assets, differ, own_ends
+from octavo_inference.tokenizer.adapter_assets import adapter_assets, differ, own_ends
 from octavo_inference.tokenizer.assets import TokenizerAssets, load_assets
 from octavo_inference.tokenizer.chat_template import ChatTemplate, load_adapter_template
 from octavo_inference.tokenizer.encoding import plain_tokenizer
@@ -53,7 +54,7 @@ def added(data: dict[str, Any], index: int, text: str, **flags: bool) -> None:
 
 
 def test_a_folder_without_them_has_the_models(tmp_path: Path, model: TokenizerAssets) -> None:
-    found = adapter_assets(tmp_path, model, VOCAB)
+    found = adapter_assets(tmp_path, model, VOCAB, 0)
     assert not differ(found, model)
     assert own_ends(found, model) == ()
 
@@ -62,10 +63,10 @@ def test_the_models_own_files_saved_again_are_shared(tmp_path: Path, model: Toke
     saved(tmp_path, model, lambda _: None)
     config = {"chat_template": model.chat_template, "eos_token": {"content": "<|im_end|>"}, "pad_token": "<|im_end|>"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = adapter_assets(tmp_path, model, VOCAB)
+    found = adapter_assets(tmp_path, model, VOCAB, 0)
     assert found.tokenizer is model.tokenizer
     assert not differ(found, model)
-    assert adapter_text(tmp_path, model, EngineSettings(model="smollm2"), VOCAB) is None
+    assert adapter_text(tmp_path, model, EngineSettings(model="smollm2"), VOCAB, 0) is None
 
 
 @pytest.mark.parametrize("where", ["file", "configuration", "named"])
@@ -78,7 +79,7 @@ def test_a_chat_template_of_its_own(tmp_path: Path, model: TokenizerAssets, wher
         named = [{"name": "tool_use", "template": "{{ 1 }}"}, {"name": "default", "template": source}]
         config = {"chat_template": source if where == "configuration" else named}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    found = adapter_assets(tmp_path, model, VOCAB)
+    found = adapter_assets(tmp_path, model, VOCAB, 0)
     assert differ(found, model)
     tokens = load_adapter_template(found, tmp_path).tokens(TALK)
     shown = found.tokenizer.decode(tokens, skip_special_tokens=False)
@@ -87,7 +88,7 @@ def test_a_chat_template_of_its_own(tmp_path: Path, model: TokenizerAssets, wher
 
 
 def test_a_reserved_token_with_another_name(tmp_path: Path, model: TokenizerAssets) -> None:
-    found = adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
+    found = adapter_assets(saved(tmp_path, model, renamed), model, VOCAB, 0)
     assert found.tokenizer.encode("a <tool> b").ids == [
         *model.tokenizer.encode("a ").ids,
         4,
@@ -105,7 +106,7 @@ def test_a_token_that_becomes_special_shares_the_vocabulary(tmp_path: Path, mode
     assert len(word) > 1
     known = model.tokenizer.encode(" light").ids
     assert len(known) == 1
-    found = adapter_assets(saved(tmp_path, model, lambda data: added(data, known[0], "Ġlight")), model, VOCAB)
+    found = adapter_assets(saved(tmp_path, model, lambda data: added(data, known[0], "Ġlight")), model, VOCAB, 0)
     assert found.tokenizer is not model.tokenizer
     for text in ("Ġlight", "a Ġlighthouse", "  two\n\nlines", "<|im_start|>user", "caf\u00e9 \U0001f600"):
         whole = type(found.tokenizer).from_file(str(tmp_path / "tokenizer.json"))
@@ -125,7 +126,7 @@ def test_rules_that_cut_text_are_the_models(tmp_path: Path, model: TokenizerAsse
         data["pre_tokenizer"] = pattern
         data["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a|aa)+$"}, "content": "b"}
 
-    found = adapter_assets(saved(tmp_path, model, hostile), model, VOCAB)
+    found = adapter_assets(saved(tmp_path, model, hostile), model, VOCAB, 0)
     text = "a" * 64 + "!"
     assert found.tokenizer.encode(text).ids == model.tokenizer.encode(text).ids
     assert found.tokenizer.decode(found.tokenizer.encode(text).ids) == text
@@ -152,12 +153,12 @@ def test_one_vocabulary_is_in_memory_if_the_file_has_other_flags_and_fewer_token
         data["model"]["byte_fallback"] = True
         added(data, VOCAB, "<new>")
 
-    assert adapter_assets(saved(tmp_path, model, fewer), model, VOCAB).tokenizer is model.tokenizer
-    found = adapter_assets(saved(tmp_path, model, more), model, VOCAB + 64)
+    assert adapter_assets(saved(tmp_path, model, fewer), model, VOCAB, 0).tokenizer is model.tokenizer
+    found = adapter_assets(saved(tmp_path, model, more), model, VOCAB + 64, 0)
     assert found.tokenizer.encode("<new>").ids == [VOCAB]
     assert shares_vocabulary(found, model)
     assert not found.tokenizer.model.byte_fallback, "as the model's"
-    assert not shares_vocabulary(adapter_assets(saved(tmp_path, model, renamed), model, VOCAB), model)
+    assert not shares_vocabulary(adapter_assets(saved(tmp_path, model, renamed), model, VOCAB, 0), model)
 
 
 @pytest.mark.parametrize("sizes", [[257], [200] * 2000])
@@ -167,7 +168,7 @@ def test_added_tokens_have_bounds(tmp_path: Path, model: TokenizerAssets, sizes:
             added(data, VOCAB + number, f"{number:x<{size}}")
 
     with pytest.raises(ModelError, match="262144 and 256 are possible"):
-        adapter_assets(saved(tmp_path, model, many), model, 2 * VOCAB)
+        adapter_assets(saved(tmp_path, model, many), model, 2 * VOCAB, 0)
 
 
 def test_a_panic_of_the_library_is_a_sentence(
@@ -181,7 +182,7 @@ def test_a_panic_of_the_library_is_a_sentence(
 
     monkeypatch.setattr(adapter_assets_module, "load_tokenizer", panic)
     with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
-        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
+        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB, 0)
 
 
 def test_a_panic_while_tokenizers_are_combined_is_a_sentence(
@@ -195,12 +196,12 @@ def test_a_panic_while_tokenizers_are_combined_is_a_sentence(
 
     monkeypatch.setattr(adapter_assets_module, "Tokenizer", panic)
     with pytest.raises(ModelError, match="not a tokenizer: PanicError"):
-        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB)
+        adapter_assets(saved(tmp_path, model, renamed), model, VOCAB, 0)
 
 
 def test_another_token_that_ends_answers(tmp_path: Path, model: TokenizerAssets) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "bos_token": "<none>"}))
-    found = adapter_assets(tmp_path, model, VOCAB)
+    found = adapter_assets(tmp_path, model, VOCAB, 0)
     assert (found.eos_token, found.bos_token) == ("<|endoftext|>", model.bos_token)
     assert own_ends(found, model) == (0,)
     assert found.tokenizer is model.tokenizer
@@ -227,7 +228,7 @@ def test_a_template_of_the_settings_holds_for_adapters_without_one(
     monkeypatch.setattr(ChatTemplate, "__init__", counted)
     for folder, wanted in ((plain, "FLAG Hi"), (own, "OWN Hi")):
         compiled.clear()
-        text = adapter_text(folder, model, settings, VOCAB)
+        text = adapter_text(folder, model, settings, VOCAB, 0)
         assert text is not None
         talk = [[{"role": "user", "content": "Hi"}]]
         [(tokens, _)] = text.conversations.prompts(talk, {}, None, tool_choice="auto", parallel_tool_calls=True)
@@ -260,7 +261,7 @@ def test_files_that_cannot_be_used_are_one_sentence(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     with pytest.raises(ModelError, match=words) as refused:
-        adapter_text(tmp_path, model, EngineSettings(model="smollm2"), VOCAB)
+        adapter_text(tmp_path, model, EngineSettings(model="smollm2"), VOCAB, 0)
     assert str(tmp_path) in str(refused.value)
     assert len(str(refused.value)) < 600
 
@@ -268,25 +269,44 @@ def test_files_that_cannot_be_used_are_one_sentence(
 def test_a_template_that_is_not_utf_8_and_a_folder_in_its_place(tmp_path: Path, model: TokenizerAssets) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe{{ 1 }}")
     with pytest.raises(ModelError, match="utf-8"):
-        adapter_assets(tmp_path, model, VOCAB)
+        adapter_assets(tmp_path, model, VOCAB, 0)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "tokenizer.json").mkdir()
     with pytest.raises(ModelError, match="not a file"):
-        adapter_assets(tmp_path, model, VOCAB)
+        adapter_assets(tmp_path, model, VOCAB, 0)
 
 
 def test_tokens_that_the_model_does_not_have(tmp_path: Path, model: TokenizerAssets) -> None:
     saved(tmp_path, model, lambda data: added(data, VOCAB, "<new>"))
     with pytest.raises(ModelError, match=f"token '<new>' has the id {VOCAB}; the served model has ids below {VOCAB}"):
-        adapter_assets(tmp_path, model, VOCAB)
+        adapter_assets(tmp_path, model, VOCAB, 0)
     # Rows of the embedding beyond the tokenizer's tokens: many models have some.
-    found = adapter_assets(tmp_path, model, VOCAB + 64)
+    found = adapter_assets(tmp_path, model, VOCAB + 64, 0)
     assert found.tokenizer.encode("<new>").ids == [VOCAB]
+
+
+def test_tokens_that_an_adapter_adds(tmp_path: Path, model: TokenizerAssets) -> None:
+    """One of them ends answers and is the padding of the training, too."""
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<end>", "eos_token": "<end>"}))
+
+    def two(data: dict[str, Any]) -> None:
+        added(data, VOCAB, "<new>")
+        added(data, VOCAB + 1, "<end>")
+
+    saved(tmp_path, model, two)
+    found = adapter_assets(tmp_path, model, VOCAB, 2)
+    assert found.tokenizer.encode("a<new><end>").ids[1:] == [VOCAB, VOCAB + 1]
+    assert found.tokenizer.decode([VOCAB], skip_special_tokens=False) == "<new>"
+    assert own_ends(found, model) == (VOCAB + 1,)
+    assert shares_vocabulary(found, model)
+    refused = rf"'<end>' has the id {VOCAB + 1}; .* an adapter may add 1: set max_added_tokens to 2, or train tokens"
+    with pytest.raises(ModelError, match=refused):
+        adapter_assets(tmp_path, model, VOCAB, 1)
 
 
 def test_a_token_for_padding_alone_is_left_out(tmp_path: Path, model: TokenizerAssets) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "[PAD]"}))
-    found = adapter_assets(saved(tmp_path, model, lambda data: added(data, VOCAB, "[PAD]")), model, VOCAB)
+    found = adapter_assets(saved(tmp_path, model, lambda data: added(data, VOCAB, "[PAD]")), model, VOCAB, 0)
     assert found.tokenizer is model.tokenizer
 
     def two(data: dict[str, Any]) -> None:
@@ -294,7 +314,7 @@ def test_a_token_for_padding_alone_is_left_out(tmp_path: Path, model: TokenizerA
         added(data, VOCAB + 1, "<new>")
 
     with pytest.raises(ModelError, match="token '<new>' has the id"):
-        adapter_assets(saved(tmp_path, model, two), model, VOCAB)
+        adapter_assets(saved(tmp_path, model, two), model, VOCAB, 0)
 
 
 def test_the_vocabulary_of_another_model(tmp_path: Path, model: TokenizerAssets) -> None:
@@ -303,7 +323,7 @@ def test_the_vocabulary_of_another_model(tmp_path: Path, model: TokenizerAssets)
         vocab["Ġthe"], vocab["Ġa"] = vocab["Ġa"], vocab["Ġthe"]
 
     with pytest.raises(ModelError, match=r"has the id .* the adapter was trained on another base model"):
-        adapter_assets(saved(tmp_path, model, swapped), model, VOCAB)
+        adapter_assets(saved(tmp_path, model, swapped), model, VOCAB, 0)
 
 
 def test_another_base_model_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -216,7 +216,11 @@ LOST = np.full((1, HIDDEN), np.inf, np.float32)
         ({}, {"trainable_token_indices": ["a"]}, "not the configuration of an adapter"),
         ({f"lm_head.{DELTA}": ROWS[:2]}, {"trainable_token_indices": {"lm_head": [1]}}, "has shape \\(2, 32\\);"),
         ({f"lm_head.{DELTA}": ROWS[:1, :8]}, {"trainable_token_indices": {"lm_head": [1]}}, "rows have 32 elements"),
-        ({f"lm_head.{DELTA}": ROWS[:1]}, {"trainable_token_indices": {"lm_head": [VOCAB]}}, "the model has 700 tokens"),
+        (
+            {f"lm_head.{DELTA}": ROWS[:1]},
+            {"trainable_token_indices": {"lm_head": [VOCAB]}},
+            "lm_head has a row of token 700; the served model has ids below 700: set max_added_tokens to 1, or train",
+        ),
         (
             {f"lm_head.{DELTA}": LOST},
             {"trainable_token_indices": {"lm_head": [1]}},
@@ -229,13 +233,134 @@ LOST = np.full((1, HIDDEN), np.inf, np.float32)
         ),
         ({"lm_head.weight": HEAD[:, :16]}, {}, "has shape \\(700, 16\\); the model has 700 rows of 32"),
         ({"lm_head.weight": HEAD[0]}, {}, "has shape \\(32,\\); the model has 700 rows"),
-        ({"lm_head.weight": np.ones((703, 32), np.float32)}, {}, "tokens up to 702, and the model has 700 tokens"),
+        (
+            {"lm_head.weight": np.concatenate([HEAD, ROWS[:3]])},
+            {},
+            "has a row of token 702; .* set max_added_tokens to 3",
+        ),
         ({"lm_head.weight": HEAD.astype(np.int32)}, {}, "has dtype I32"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, tensors: Tensors, config: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelError, match=words):
         read(tmp_path, with_pair(tensors), **config)
+
+
+LARGER = replace(APART, vocab=VOCAB + 3, added_ids=3)
+
+
+def with_tokenizer(folder: Path, tokens: Mapping[str, int], **settings: str) -> None:
+    folder.mkdir(exist_ok=True)
+    added = [{"id": index, "content": text, "special": True} for text, index in tokens.items()]
+    file = {"model": {"type": "BPE", "vocab": {"a": 0}}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(file))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def resized(rows: int) -> Tensors:
+    """Both matrices with a row more for each new token."""
+    return {"model.embed_tokens.weight": np.concatenate([EMBEDDING, ROWS[:rows]])} | {
+        "lm_head.weight": np.concatenate([HEAD, ROWS[1 : 1 + rows]])
+    }
+
+
+def test_a_vocabulary_that_was_made_larger(tmp_path: Path) -> None:
+    bias = np.arange(VOCAB, dtype=np.float32)
+    found = read(tmp_path, with_pair(resized(2)), LARGER, outer(APART, bias))
+    check(found.embedding_rows, [700, 701], ROWS[:2])
+    check(found.lm_head_rows, [700, 701], ROWS[1:3])
+    assert found.ids == 702
+    assert found.lm_head_rows is not None
+    assert found.lm_head_rows.bias is not None
+    assert found.lm_head_rows.bias.tolist() == [0, 0], "the model's head has none for them"
+
+
+def test_named_tokens_behind_the_models(tmp_path: Path) -> None:
+    tied = replace(TIED, vocab=VOCAB + 3, added_ids=3)
+    tensors = with_pair({f"model.embed_tokens.{DELTA}": ROWS[:3]})
+    found = read(tmp_path, tensors, tied, outer(TIED), trainable_token_indices=[701, 5, 700])
+    check(found.embedding_rows, [5, 700, 701], ROWS[[1, 2, 0]])
+    check(found.lm_head_rows, [5, 700, 701], ROWS[[1, 2, 0]])
+
+
+def test_low_rank_changes_of_a_larger_vocabulary(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    low = {
+        "model.embed_tokens.lora_embedding_A": (8, 702),
+        "model.embed_tokens.lora_embedding_B": (HIDDEN, 8),
+        "lm_head.lora_A.weight": (8, HIDDEN),
+        "lm_head.lora_B.weight": (702, 8),
+    }
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in low.items()}
+    a, b, down, up = tensors.values()
+    whole = {name.replace(".weight", ".base_layer.weight"): value for name, value in resized(2).items()}
+    found = read(tmp_path, tensors | whole, LARGER, outer(APART))
+    assert found.embedding is not None
+    assert found.lm_head is not None
+    assert (found.embedding.down.shape, found.lm_head.up.shape) == ((8, 703), (703, 8))
+    assert found.embedding_rows is not None
+    assert found.lm_head_rows is not None
+    np.testing.assert_allclose(found.embedding_rows.rows, ROWS[:2] + (2 * b @ a[:, 700:]).T, atol=1e-4)
+    np.testing.assert_allclose(found.lm_head_rows.rows, ROWS[1:3] + 2 * up[700:] @ down, atol=1e-4)
+    # Of a vocabulary as the model has it, in a server with room for more.
+    plain = {name: value[:, :VOCAB] if value.shape[1] == 702 else value[:VOCAB] for name, value in tensors.items()}
+    found = read(tmp_path, plain, LARGER, outer(APART))
+    assert found.embedding is not None
+    assert not found.embedding.down[:, VOCAB:].any()
+
+
+@pytest.mark.parametrize("allowed", [0, 3])
+def test_rows_for_padding_are_dropped(tmp_path: Path, allowed: int) -> None:
+    """Those of a token for padding alone, and of ids that no token has."""
+    config = replace(APART, vocab=VOCAB + allowed, added_ids=allowed)
+    with_tokenizer(tmp_path / "adapter", {"<pad>": 700}, pad_token="<pad>", eos_token="a")
+    found = read(tmp_path, with_pair(resized(2)), config, outer(APART))
+    assert (found.embedding_rows, found.lm_head_rows, found.ids) == (None, None, 0)
+    named = with_pair({f"model.embed_tokens.{DELTA}": ROWS[:2]})
+    check(read(tmp_path, named, config, outer(APART), trainable_token_indices=[3, 700]).embedding_rows, [3], ROWS[:1])
+
+
+def test_tokens_behind_padding_stay(tmp_path: Path) -> None:
+    with_tokenizer(tmp_path / "adapter", {"<pad>": 700, "<new>": 701}, pad_token="<pad>")
+    found = read(tmp_path, with_pair(resized(3)), LARGER, outer(APART))
+    check(found.lm_head_rows, [700, 701], ROWS[1:3])
+
+
+def test_a_token_without_a_row_is_refused(tmp_path: Path) -> None:
+    with_tokenizer(tmp_path / "adapter", {"<new>": 701, "<end>": 702}, pad_token="<end>", eos_token="<end>")
+    with pytest.raises(ModelError, match=r"token 702 \('<end>'\) is not the model's, which has 700, and the adapter"):
+        read(tmp_path, with_pair(resized(2)), LARGER, outer(APART))
+    read(tmp_path, with_pair(resized(3)), LARGER, outer(APART))
+    (tmp_path / "adapter" / "tokenizer.json").unlink()
+    one = {f"lm_head.{DELTA}": ROWS[:1]}
+    with pytest.raises(ModelError, match="token 701 is not the model's"):
+        read(tmp_path, with_pair(one), LARGER, outer(APART), trainable_token_indices={"lm_head": [701]})
+    gap = {f"model.embed_tokens.{DELTA}": ROWS[:1]}
+    with pytest.raises(ModelError, match="token 700 is not the model's"):
+        read(tmp_path, with_pair(gap), LARGER, outer(APART), trainable_token_indices=[701])
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("{", "not a tokenizer"),
+        ('{"model": {"vocab": {"a": "b"}}}', "not a tokenizer"),
+        ('{"model": {"vocab": {"a": 1e30}}}', "not a tokenizer"),
+        ('{"model": {"vocab": {"a": 100000000000}}}', "token 100000000000 .* is not the model's"),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, file: str, words: str) -> None:
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "tokenizer.json").write_text(file)
+    with pytest.raises(ModelError, match=words):
+        read(tmp_path, with_pair(resized(2)), LARGER, outer(APART))
+
+
+def test_the_vocabulary_of_a_unigram_tokenizer_is_a_list(tmp_path: Path) -> None:
+    (tmp_path / "adapter").mkdir()
+    vocab = [[f"t{n}", -1.5] for n in range(701)]
+    (tmp_path / "adapter" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    check(read(tmp_path, with_pair(resized(2)), LARGER, outer(APART)).embedding_rows, [700], ROWS[:1])
 
 
 def test_both_forms_together_are_counted(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ async def messages(service: Service, request: HttpRequest) -> Response:
     await check_grammar(service, request, planned)
     room = loaded.answer_length(len(tokens), None, None, "messages")
     limit = min(body.max_tokens, room)
-    sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.info.vocab_size)
+    sampling = requests.sampling(body, max_tokens=limit, vocab_size=loaded.vocab_size)
     reply = _Reply(f"msg_{uuid.uuid4().hex}", body.model, shortened=limit < body.max_tokens, shows_thinking=body.thinks)
     prompts = engine_requests(service, request, loaded, body, reply.id, [tokens], [sampling], planned.guidance)
     headers = await prompt_headers(service, request, loaded, prompts)

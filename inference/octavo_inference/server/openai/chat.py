@@ -93,7 +93,7 @@ def _prepared(body: ChatRequest, loaded: Loaded) -> _Prepared:
         body,
         max_tokens=loaded.answer_length(len(tokens), wanted, None, "messages"),
         logprobs=logprobs,
-        vocab_size=loaded.info.vocab_size,
+        vocab_size=loaded.vocab_size,
         bad_words=requests.bad_words(body, loaded.text.tokenizer),
         prompt_logprobs=body.prompt_logprobs,
     )

@@ -110,7 +110,7 @@ def _prepared(body: CompletionRequest, loaded: Loaded, tokens: list[list[int]]) 
             body,
             max_tokens=loaded.answer_length(len(prompt), least, DEFAULT_TOKENS, "prompt"),
             logprobs=0 if body.logprobs is None and _chooses(body) else body.logprobs,
-            vocab_size=loaded.info.vocab_size,
+            vocab_size=loaded.vocab_size,
             bad_words=bad_words,
             prompt_logprobs=scored,
         )

@@ -37,9 +37,9 @@ async def detokenize(service: Service, request: HttpRequest) -> Response:
             "Send them in parts.",
             "tokens",
         )
-    unknown = next((token for token in body.tokens if token >= info.vocab_size), None)
+    unknown = next((token for token in body.tokens if token >= loaded.vocab_size), None)
     if unknown is not None:
-        raise invalid(f"tokens: {unknown} is not a token; the vocabulary has {info.vocab_size}.", "tokens")
+        raise invalid(f"tokens: {unknown} is not a token; the vocabulary has {loaded.vocab_size}.", "tokens")
     decode = loaded.text.tokenizer.decode
     [text] = await service.tokenise(request, [lambda: decode(body.tokens, skip_special_tokens=False)])
     return json_response(msgspec.json.encode(Detokenized(text)))

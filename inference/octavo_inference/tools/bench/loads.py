@@ -149,7 +149,7 @@ def measure(engine: Engine, load: BenchLoad, repetitions: int) -> LoadResult:
 
 def _sample(engine: Engine, load: BenchLoad, rng: random.Random) -> Sample:
     engine.reset_cache()
-    prompts = [[rng.randrange(engine.config.vocab) for _ in range(load.prompt)] for _ in range(load.batch)]
+    prompts = [[rng.randrange(engine.config.own_vocab) for _ in range(load.prompt)] for _ in range(load.batch)]
     found = answer(engine, prompts, [load.answer] * load.batch)
     itl = 1e3 * statistics.median(found.between) if found.between else None
     return Sample(rate(load, found), 1e3 * statistics.median(found.first), itl)

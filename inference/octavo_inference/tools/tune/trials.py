@@ -67,7 +67,7 @@ def run(engine: Engine, load: TrialLoad, requests: int, clock: Callable[[], floa
     """
     rng = random.Random(0)  # noqa: S311 -- no secrets
     shapes = itertools.cycle(load.shapes)
-    waiting = iter([_request(f"tune-{i}", next(shapes), engine.config.vocab, rng) for i in range(requests)])
+    waiting = iter([_request(f"tune-{i}", next(shapes), engine.config.own_vocab, rng) for i in range(requests)])
     tokens = 0
     begin = clock()
     for request in itertools.islice(waiting, load.concurrency):

@@ -16,12 +16,13 @@ from tests.e2e import fileimages
 from tests.e2e.examples import LABEL, changed, remove
 from tests.e2e.hub_pod import hub_pod
 from tests.e2e.waiting import patiently
-from tests.support.adapters import save_adapter
+from tests.support.adapters import save_adapter, save_added
 
 from demo.cluster import RESOURCE, Cluster
+from octavo_inference.tokenizer.assets import load_assets
 
 NAME = "adapted"
-LAYERS, HIDDEN, RANK = 30, 576, 8
+LAYERS, HIDDEN, RANK, VOCAB = 30, 576, 8, 49_152
 
 
 def saved(folder: Path, seed: int) -> None:
@@ -38,9 +39,10 @@ def saved(folder: Path, seed: int) -> None:
 
 @pytest.fixture
 def hub(cluster: Cluster, system: str, registry: str, tmp_path: Path) -> Iterator[str]:
-    """Address of a hub with the adapters org/a0 to org/a3, and org/broken."""
+    """Address of a hub with the adapters org/a0 to org/a3, org/added with tokens of its own, and org/broken."""
     for number in range(4):
         saved(tmp_path / f"a{number}", number)
+    save_added(tmp_path / "added", load_assets("smollm2").tokenizer.to_str(), VOCAB, HIDDEN)
     save_adapter(tmp_path / "broken", {"x": np.ones(1, np.float32)}, use_dora=True)
     files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with hub_pod(cluster, system, "adapters", f"oci://{fileimages.push(registry, 'adapters', files)}") as address:
@@ -88,6 +90,13 @@ def text(client: httpx.Client, name: str) -> str:
     return response.json()["choices"][0]["text"]
 
 
+def ends_with_an_added_token(client: httpx.Client, name: str) -> bool:
+    """An answer of the adapter that adds tokens, one of which is in the prompt, and one ends answers."""
+    body: dict[str, Any] = {"model": name, "prompt": "Once upon a time<note>", "max_tokens": 24, "temperature": 0}
+    answer = client.post("/v1/completions", json=body).json()
+    return answer["choices"][0]["finish_reason"] == "stop" and answer["usage"]["prompt_tokens"] == 5
+
+
 def states(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """State and replicas of each adapter, from the resource's status."""
     found = ((cluster.get(RESOURCE, NAME) or {}).get("status") or {}).get("adapters") or []
@@ -106,7 +115,7 @@ def lives(cluster: Cluster) -> set[tuple[str, int]]:
 def test_adapters_come_and_go_under_traffic(cluster: Cluster, url: str, example: str, hub: str) -> None:
     resource = changed(example, NAME, replicas=1, model={"adapters": wanted(one="a0", two="a1", three="a2")})
     engine = resource["spec"].setdefault("engine", {})
-    engine |= {"adapters": {"maxLoaded": 2}, "env": [{"name": "HF_ENDPOINT", "value": hub}]}
+    engine |= {"adapters": {"maxLoaded": 2, "maxAddedTokens": 2}, "env": [{"name": "HF_ENDPOINT", "value": hub}]}
     cluster.apply(resource)
     try:
         patiently("a replica", lambda: len(cluster.ready_pods(NAME)) == 1, timeout=240)
@@ -119,14 +128,19 @@ def test_adapters_come_and_go_under_traffic(cluster: Cluster, url: str, example:
             assert len(set(before.values())) == 4
             began = lives(cluster)
             with Traffic(url, [NAME, "one", "two"]) as traffic:
-                resource["spec"]["model"]["adapters"] = wanted(one="a0", two="a3", four="a1", broken="broken")
+                resource["spec"]["model"]["adapters"] = wanted(
+                    one="a0", two="a3", four="a1", five="added", broken="broken"
+                )
                 cluster.apply(resource)
-                expected = {"one": ("Ready", 1), "two": ("Ready", 1), "four": ("Ready", 1), "broken": ("Failed", 0)}
+                ready = dict.fromkeys(("one", "two", "four", "five"), ("Ready", 1))
+                expected = ready | {"broken": ("Failed", 0)}
                 patiently("the new list", lambda: states(cluster) == expected, timeout=180)
                 patiently("routed", lambda: client.get("/v1/models/four").status_code == 200, timeout=60)
                 patiently("the other weights", lambda: text(client, "two") != before["two"], timeout=120)
                 assert text(client, "four") == before["two"]
                 assert text(client, "one") == before["one"]
+                assert ends_with_an_added_token(client, "five")
+                assert not ends_with_an_added_token(client, "one")
                 patiently("three is gone", lambda: client.get("/v1/models/three").status_code == 404, timeout=60)
                 refused = client.post("/v1/completions", json={"model": "three", "prompt": "x", "max_tokens": 1})
                 assert refused.status_code == 404
@@ -139,8 +153,8 @@ def test_adapters_come_and_go_under_traffic(cluster: Cluster, url: str, example:
                     path = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}:9000/proxy"
                     report = json.loads(cluster.run("get", "--raw", f"{path}/v1/octavo/load"))
                     held = {each["name"]: each["state"] for each in report["adapters"]}
-                    assert set(held) >= {"one", "two", "four"}
-                    assert {held[name] for name in ("one", "two", "four")} <= {"loaded", "cached"}
+                    assert set(held) >= set(ready)
+                    assert {held[name] for name in ready} <= {"loaded", "cached"}
             assert not traffic.failures, traffic.failures[:3]
             assert traffic.answers > 50
             status = {each["name"]: each for each in (cluster.get(RESOURCE, NAME) or {})["status"]["adapters"]}

@@ -41,8 +41,9 @@ def release(cluster: Cluster, system: str, team: str) -> None:
         for field, value in values[part]["image"].items()
     ]
     own = ["rbac.scope=namespace", "rbac.aggregatedRoles=false", "crds.enabled=false"]
-    settings = [*own, "operator.replicas=1", "gateway.replicas=1", "gateway.drain.delaySeconds=1", *images]
+    settings = [*own, "operator.replicas=1", "gateway.replicas=1", "gateway.drain.delaySeconds=1"]
     flags = [part for setting in settings for part in ("--set", setting)]
+    flags += [part for image in images for part in ("--set-string", image)]  # a tag may be of digits alone
     cluster.run_helm("install", "octavo", str(CHART), "-n", team, *flags, "--wait", "--timeout", "8m", timeout=500)
 
 

@@ -77,10 +77,9 @@ def install(
         for value, image in (("operator", "operator"), ("gateway", "gateway"), ("serverCpu", "server-cpu")):
             built = images[image]
             values += [
-                "--set",
-                f"{value}.image.repository={built.repository}",
-                "--set",
-                f"{value}.image.tag={built.tag}",
+                # A tag of digits alone, or like 12e34567, is a number for --set.
+                "--set-string",
+                f"{value}.image.repository={built.repository},{value}.image.tag={built.tag}",
             ]
         if name is not None and watched:
             values += ["--set-json", f"networkPolicy.metrics={json.dumps([_this_machine(name)])}"]

@@ -127,12 +127,15 @@ def adapters(tmp_path_factory) -> Path:
             tensors[f"{module}.lora_A.weight"] = rng.standard_normal((RANK, columns)).astype(np.float32)
             tensors[f"{module}.lora_B.weight"] = rng.standard_normal((rows, RANK)).astype(np.float32)
         save_adapter(root / name, tensors, r=RANK, lora_alpha=RANK)
+    added = {"model.embed_tokens.token_adapter.trainable_tokens_delta": rng.standard_normal((2, HIDDEN), np.float32)}
+    save_adapter(root / "added", added, trainable_token_indices=[VOCAB, VOCAB + 1])
     return root
 
 
 def test_adapters_change_answers_as_in_one_process(start, model, adapters):
     """One that rank 1 cannot prepare is refused with the reason, and nothing else fails."""
-    flags = ("--max-loaded-adapters", "1", "--max-adapter-rank", "8", "--adapter-root", str(adapters))
+    limits = ("--max-loaded-adapters", "1", "--max-adapter-rank", "8", "--max-added-tokens", "3")
+    flags = (*limits, "--adapter-root", str(adapters))
     faults = {"OCTAVO_FAILPOINTS": "rank.adapter:raise@2"}
     server = start("--model", str(model), *SPREAD, *flags, environment=INTERPRETED | faults)
     alone = start("--model", str(model), *FLAGS, *flags, environment=INTERPRETED)
@@ -153,6 +156,12 @@ def test_adapters_change_answers_as_in_one_process(start, model, adapters):
     found = [ask(server, model=name).json()["choices"] for name in ("one", "tiny", "three", "one")]
     assert found == [ask(alone, model=name).json()["choices"] for name in ("one", "tiny", "three", "one")]
     assert len({choices[0]["text"] for choices in found}) == 3
+    assert [load(each, "added").status_code for each in (server, alone)] == [200, 200]
+    asked = {"model": "added", "prompt": [5, VOCAB, 7], "max_tokens": 8, "return_token_ids": True}
+    own = [ask(each, **asked).json()["choices"][0] for each in (server, alone)]
+    assert own[0] == own[1]
+    banned = {"logit_bias": {str(token): -100 for token in range(64)} | {str(VOCAB + 1): 100}}
+    assert VOCAB + 1 in ask(server, **asked, **banned).json()["choices"][0]["token_ids"]
     assert server.admin.post("/v1/unload_lora_adapter", json={"lora_name": "one"}).status_code == 200
     assert ask(server, model="one").status_code == 404
     assert ask(server, model="three").json()["choices"] == found[2]

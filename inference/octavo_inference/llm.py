@@ -75,9 +75,10 @@ class LLM:
 
         The model must be loaded with `max_loaded_adapters` above 0. Raises `ModelError` for one that cannot be used.
         """
-        own = self.engine.config.own_vocab
-        added = self.engine.config.vocab - own
-        text = adapter_text(Path(path), self._assets, self._conversation_settings, own, added)
+        if not self.settings.max_loaded_adapters:
+            raise ModelError("this model takes no adapters: load it with max_loaded_adapters above 0")
+        config = self.engine.config
+        text = adapter_text(Path(path), self._assets, self._conversation_settings, config.own_vocab, config.added_ids)
         self._count += 1
         key, pool = f"{name}#{self._count}", self.engine.adapters
         pool.offer(key, str(path))

@@ -477,7 +477,7 @@ class EngineSettings:
     max_added_tokens: Annotated[
         int,
         Knob(
-            "tokens that an adapter may add to the model's vocabulary, at most",
+            "tokens that an adapter may add to the model's vocabulary, at most; with max_loaded_adapters above 0",
             metavar="COUNT",
             low=0,
             high=MAX_ADDED_TOKENS,

@@ -94,7 +94,7 @@ def token_rows(
     _require_tensors(folder, settings, tensors)
     last = last_token(folder)
     # Behind the model's tokens, rows of ids that no token has are those of padding.
-    needed = sys.maxsize if last is None else max(last.id + 1, config.own_vocab)
+    ids_end = sys.maxsize if last is None else max(last.id + 1, config.own_vocab)
     embedding, head = tensors
     matrices = [embedding.matrix, head.matrix]
     named = [_named(folder, config, settings, each, is_embedding=each is embedding) for each in tensors]
@@ -106,8 +106,8 @@ def token_rows(
             matrices = [matrices[0] or matrices[1], matrices[1] or matrices[0]]
     found: list[TokenRows | None] = []
     for number, (raw, rows, stored) in enumerate(zip(matrices, named, (base.embedding, base.lm_head), strict=True)):
-        by_id = {} if raw is None else changed_rows(folder, raw, stored, needed)
-        by_id |= {token: row for token, row in rows.items() if token < needed}
+        by_id = {} if raw is None else changed_rows(folder, raw, stored, ids_end)
+        by_id |= {token: row for token, row in rows.items() if token < ids_end}
         _require_allowed(folder, config, tensors[number].module, max(by_id, default=0))
         if len(by_id) > MOST_TOKEN_ROWS:
             raise ModelError(_too_many(folder, tensors[number].module, len(by_id)))
@@ -167,8 +167,8 @@ def _named(
     return dict(zip(ids, raw.values(), strict=True))
 
 
-def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix, ids: int) -> dict[int, Float32]:
-    """The rows of a whole matrix that are not those of `base`, by id; behind the end of `base`, all below `ids`.
+def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix, ids_end: int) -> dict[int, Float32]:
+    """The rows of a whole matrix that are not those of `base`, by id; behind the end of `base`, all below `ids_end`.
 
     Raises `ModelError` if they are too many.
     """
@@ -189,10 +189,10 @@ def changed_rows(folder: Path, raw: AdapterTensor, base: Matrix, ids: int) -> di
         if changed <= MOST_TOKEN_ROWS:
             found |= zip((start + at).tolist(), as_floats(piece[at]), strict=True)
     base.release()
-    added = range(rows, min(raw.shape[0], ids))
-    changed += len(added)
-    if added and changed <= MOST_TOKEN_ROWS:
-        found |= zip(added, as_floats(raw.stored(added.start, added.stop)), strict=True)
+    behind = range(rows, min(raw.shape[0], ids_end))
+    changed += len(behind)
+    if behind and changed <= MOST_TOKEN_ROWS:
+        found |= zip(behind, as_floats(raw.stored(behind.start, behind.stop)), strict=True)
     if changed > MOST_TOKEN_ROWS:
         raise ModelError(_too_many(folder, raw.name, changed))
     return found

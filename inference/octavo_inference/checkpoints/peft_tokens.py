@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from octavo_inference.checkpoints.jsonfile import optional_json, read_json
+from octavo_inference.checkpoints.jsonfile import decode_json, optional_json, read_json
 from octavo_inference.checkpoints.tokenizer_config import token_text
 from octavo_inference.common.errors import ModelError
 from octavo_protocol.adapters import MAX_ADDED_TOKENS
@@ -18,46 +18,46 @@ TEXT_FILES = {"tokenizer.json": 64 << 20, "tokenizer_config.json": 8 << 20, "cha
 """The files of an adapter about text that are read if they are there, with the most bytes that each may have."""
 
 
+# Bytes of the list of added tokens, which is decoded while steps wait: some 50,000 tokens.
+_MOST_ADDED = 8 << 20
+
+
 class _NamedId(msgspec.Struct):
     id: int
     content: str
 
 
-class _StoredVocabulary(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]] = {}
-
-
 class _StoredTokenizer(msgspec.Struct):
-    """Of tokenizer.json, what has ids."""
+    """Of tokenizer.json, the tokens beside those of the text that it was made from."""
 
-    model: _StoredVocabulary
-    added_tokens: list[_NamedId] = []
+    added_tokens: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 @dataclass(frozen=True, slots=True)
 class LastToken:
-    """The token with the highest id. `text`: its name."""
+    """The added token with the highest id. `text`: its name."""
 
     id: int
     text: str
 
 
 def last_token(folder: Path) -> LastToken | None:
-    """The last token of an adapter's tokenizer, without one for padding alone; None if the folder has no tokenizer.
+    """The last added token of an adapter's tokenizer, without one for padding alone, or -1 if it has none.
 
-    Raises `ModelError` for files that are too large or damaged.
+    None: the folder has no tokenizer. Raises `ModelError` for files that are too large or damaged.
     """
     file = folder / "tokenizer.json"
     if not file.exists():
         return None
     check_text_files(folder)
-    data, padding = read_json(file, _StoredTokenizer, "a tokenizer"), padding_token(folder)
-    vocab = data.model.vocab
-    ids = dict(vocab) if isinstance(vocab, dict) else {text: at for at, (text, _) in enumerate(vocab)}
-    ids |= {token.content: token.id for token in data.added_tokens}
-    ids.pop(padding or "", None)
-    text = max(ids, key=ids.__getitem__, default=None)
-    return None if text is None else LastToken(ids[text], text)
+    stored = read_json(file, _StoredTokenizer, "a tokenizer").added_tokens
+    if len(bytes(stored)) > _MOST_ADDED:
+        raise ModelError(f"{file}: added tokens of {len(bytes(stored))} bytes; up to {_MOST_ADDED} are possible")
+    padding = padding_token(folder)
+    tokens = decode_json(bytes(stored), list[_NamedId], file, "a tokenizer")
+    others = [token for token in tokens if token.content != padding]
+    last = max(others, key=lambda token: token.id, default=_NamedId(-1, ""))
+    return LastToken(last.id, last.content)
 
 
 def padding_token(folder: Path) -> str | None:

@@ -46,8 +46,13 @@ class ForeignConfig:
     quantization: str = ""
 
     @property
+    def added_ids(self) -> int:
+        """Zero: it takes no adapters."""
+        return 0
+
+    @property
     def own_vocab(self) -> int:
-        """All ids: it takes no adapters."""
+        """All ids."""
         return self.vocab
 
     @property

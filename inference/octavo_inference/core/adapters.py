@@ -49,13 +49,13 @@ class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
 class Granted:
     """A request may run: its adapter is in `slot`. `digest` sets its prefixes apart.
 
-    `ids`: one more than the last id of which the adapter has a row, 0 if it has none.
+    `ids_end`: one more than the last id of which the adapter has a row, 0 if it has none.
     """
 
     request_id: str
     slot: int
     digest: str
-    ids: int
+    ids_end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Read:
     prepared: PreparedAdapter | None
     rank: int = 0
     digest: str = ""
-    ids: int = 0
+    ids_end: int = 0
     nbytes: int = 0
     """Bytes of host memory of `prepared`, also after it was dropped."""
     failure: str = ""
@@ -242,7 +242,7 @@ class AdapterPool:
         self._users[request_id] = key
         self._changed = True
         self._cached.move_to_end(key)
-        return Granted(request_id, slot, read.digest, read.ids)
+        return Granted(request_id, slot, read.digest, read.ids_end)
 
     def _deny(self, key: str, failure: str) -> Iterator[Denied]:
         waiting = list(self._offered[key].waiting)
@@ -363,7 +363,7 @@ class AdapterPool:
         try:
             adapter = self._read_adapter(offered.path)
             prepared = self._backend.prepare_adapter(adapter)
-            found = _Read(prepared, adapter.rank, adapter.digest, adapter.ids, prepared.nbytes)
+            found = _Read(prepared, adapter.rank, adapter.digest, adapter.ids_end, prepared.nbytes)
         except DeviceLostError as error:
             self._lost = error
             return self.on_ready()

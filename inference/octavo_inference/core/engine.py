@@ -190,6 +190,7 @@ class Engine:
             self.counters.guidance,
             clock,
             jump_ahead=self._depth == 0,
+            vocab=config.own_vocab,
         )
 
     @property
@@ -256,7 +257,7 @@ class Engine:
         check_guidance(request, self.config.vocab, compiles=self.grammar_compiler is not None)
         prompt = check_prompt(request, self.config.vocab, self.limits.max_model_len)
         if not request.adapter:
-            self._check_added(request, 0)
+            self._check_ids(request, 0)
         if request.id in self._live:
             raise RequestError(f"request id {request.id!r} is already in use", "id")
         now = self._clock()
@@ -293,7 +294,7 @@ class Engine:
             raise RequestError(ADAPTER_UNUSABLE, "model")
         if granted is not None:
             try:
-                self._check_added(request, granted.ids)
+                self._check_ids(request, granted.ids_end)
             except RequestError:
                 self.adapters.finished(request.id)
                 raise
@@ -443,7 +444,7 @@ class Engine:
                 continue
             self._use_adapter(sequences, granted)
             try:
-                self._check_added(sequences[0].request, granted.ids)
+                self._check_ids(sequences[0].request, granted.ids_end)
             except RequestError as error:
                 refused[granted.request_id] = str(error)
             else:
@@ -451,11 +452,11 @@ class Engine:
         for request_id, why in refused.items():
             outputs += self._live.end(request_id, "error", why, REFUSED)
 
-    def _check_added(self, request: Request, ids: int) -> None:
-        """Raise `RequestError` for tokens that neither the model has nor its adapter, whose rows end before `ids`."""
+    def _check_ids(self, request: Request, ids_end: int) -> None:
+        """Raise `RequestError` for tokens of neither the model nor its adapter, whose rows end before `ids_end`."""
         own = self.config.own_vocab
         if own < self.config.vocab:
-            check_ids(request, max(own, ids))
+            check_ids(request, max(own, ids_end))
 
     def _guide_and_queue(self, sequences: list[Sequence]) -> None:
         """Queue the sequences of a request, unless its grammar has to be compiled first."""

@@ -26,7 +26,8 @@ class GuidedSteps:
     """The guidance of one engine's requests. Used from the engine's thread.
 
     `compiler` is None without `load_vocabulary`; then no request may have a grammar. `ends` is the mask of the ids that
-    end an answer. With `jump_ahead`, tokens that follow in any case are appended without a sample.
+    end an answer. With `jump_ahead`, tokens that follow in any case are appended without a sample, if their ids are
+    below `vocab`.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class GuidedSteps:
         clock: Callable[[], float],
         *,
         jump_ahead: bool,
+        vocab: int,
     ) -> None:
         self.compiler = None if load_vocabulary is None else GrammarCompiler(load_vocabulary, clock)
         self._scheduler = scheduler
         self._ends = ends
         self._totals = totals
         self._jump_ahead = jump_ahead
+        self._vocab = vocab
         self._masks = MaskThread(clock)
 
     @property
@@ -129,7 +132,7 @@ class GuidedSteps:
         closed = guide.budget_reached
         guide.advance(token)
         jump = self._jump_ahead and jumps(sequence)
-        forced = forced_tokens(sequence, self._scheduler.jump_room(sequence)) if jump else []
+        forced = forced_tokens(sequence, self._scheduler.jump_room(sequence), self._vocab) if jump else []
         self._totals.budgets_reached += guide.budget_reached and not closed
         if forced:
             self._scheduler.extend(sequence, forced)

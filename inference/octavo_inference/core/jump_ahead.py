@@ -14,10 +14,11 @@ def jumps(sequence: Sequence) -> bool:
     return sequence.guide is not None and not sequence.rules.changes_logits and not sequence.logprobs
 
 
-def forced_tokens(sequence: Sequence, room: int) -> list[int]:
+def forced_tokens(sequence: Sequence, room: int, vocab: int) -> list[int]:
     """The next tokens of a sequence, if they are certain: at most `room`. Advances its guidance by them.
 
-    Ends before a stop id, which is sampled and ends the answer. Raises `RequestError`.
+    Ends before a stop id, which is sampled and ends the answer. And before an id from `vocab` on, those of the model
+    itself: the sampler knows whether there is such a token. Raises `RequestError`.
     """
     guide = sequence.guide
     found: list[int] = []
@@ -26,7 +27,7 @@ def forced_tokens(sequence: Sequence, room: int) -> list[int]:
         if not forced:
             break
         for token in forced[: room - len(found)]:
-            if token in sequence.ends or token in sequence.stops:
+            if token >= vocab or token in sequence.ends or token in sequence.stops:
                 return found
             guide.advance(token)
             found.append(token)

@@ -21,6 +21,7 @@ from octavo_inference.distributed.rendezvous import meet
 from octavo_inference.distributed.tp_backend import TensorParallel
 from octavo_inference.engine.quantization import require_floats
 from octavo_inference.model_loader import LoadedModel
+from octavo_inference.models.added_ids import copied_bytes
 from octavo_inference.models.config import ModelConfig
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import shard
@@ -83,7 +84,7 @@ def build_cuda(
     if not interpreted:
         beside = need.beside_pool(sizes.max_running, sizes.max_batched_tokens)
         require_room(device, beside + sizes.kv_memory, kv_memory=settings.kv_memory)
-    process = resident_memory(os.getpid())
+    process = resident_memory(os.getpid()) - copied_bytes(model.config, model.weights)
     if ranks is not None:
         ranks.make(sizes)
     own = create(settings, need, weights, sizes, group, model.text.name)

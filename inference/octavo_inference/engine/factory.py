@@ -42,10 +42,11 @@ from octavo_inference.model_loader import (
     require_transformers,
 )
 from octavo_inference.models.adapter import MOST_TOKEN_ROWS
+from octavo_inference.models.added_ids import copied_bytes
 from octavo_inference.models.info import ModelInfo
 from octavo_inference.models.layer_groups import pool_layout
 from octavo_inference.models.shard import require_shards
-from octavo_inference.models.weights import Tensor, Weights, layer_matrices
+from octavo_inference.models.weights import Weights, layer_matrices
 from octavo_protocol.adapters import packed_rank
 from octavo_protocol.engine_settings import guessed_rows
 from octavo_protocol.kv_tables import KvTables
@@ -290,7 +291,8 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         require_floats(model.weights, settings.quantization)
     dtype = _choose_dtype(settings, name)
     element_bytes, default_block = _element_bytes(name, dtype)
-    free = available_memory()
+    copied = copied_bytes(model.config, model.weights)
+    free = available_memory() + copied  # what is copied already is planned with the weights
     draft = load_draft(settings, model)
     packed = model.weights if model.config.task == "generate" else model.weights.without_head()
     weights = _weight_bytes(packed, name, dtype, settings.quantization)
@@ -307,7 +309,7 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
     threads = settings.threads or (1 if name == "reference" else usable_cores())
     for tensor in (*model.weights.tensors(), *(draft.weights.tensors() if draft else ())):
         tensor.release()  # pages of the file that loading has read: the plan counts them as weights
-    process = resident_memory(os.getpid()) - _copied(model)
+    process = resident_memory(os.getpid()) - copied
     if name == "reference":  # allocates as it runs: nothing to plan
         create_reference = partial(_create_reference, threads, sizes=sizes)
         guesses = None if draft is None else draft_model(draft, model, sizes, create_reference)
@@ -349,14 +351,6 @@ def _build_native(settings: EngineSettings, model: LoadedModel) -> Built:
         adapter_memory=reserved,
         draft=guesses,
     )
-
-
-def _copied(model: LoadedModel) -> int:
-    """Bytes of the embedding and head that `models.added_ids` copied into memory. A plan counts them as weights."""
-    if not model.config.added_ids:
-        return 0
-    outer = {id(each): each for each in (model.weights.embedding, model.weights.lm_head)}
-    return sum(each.nbytes for each in outer.values() if isinstance(each, Tensor))
 
 
 def _plan(backends: Sequence[CpuBackend], sizes: CacheSizes, process: int, free: int, adapters: int) -> MemoryPlan:

@@ -260,7 +260,7 @@ def load_model(settings: ServerSettings, end: End) -> tuple[Engine, EngineInfo]:
         backend=backend.name,
         max_model_len=limits.max_model_len,
         vocab_size=loaded.engine.config.own_vocab,
-        added_ids=loaded.engine.config.vocab - loaded.engine.config.own_vocab,
+        added_ids=loaded.engine.config.added_ids,
         block_size=backend.block_size,
         num_blocks=backend.num_blocks,
         kv_bytes=loaded.settings.kv_memory or 0,

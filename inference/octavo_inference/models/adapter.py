@@ -81,7 +81,7 @@ class Adapter:
                 yield name, part
 
     @property
-    def ids(self) -> int:
+    def ids_end(self) -> int:
         """One more than the largest id of which it brings a row of the embedding; 0 without any."""
         return 0 if self.embedding_rows is None else 1 + int(self.embedding_rows.ids[-1])
 

@@ -1,7 +1,8 @@
 """Room for tokens that adapters add to a model's vocabulary.
 
 The matrices get rows for ids behind the model's own, and their logits a bias of -inf, so that they are never chosen. An
-adapter writes its own rows and logits over those of its ids, as over any others (`TokenRows`).
+adapter writes its own rows and logits over those of its ids, as over any others (`TokenRows`). `Engine` checks the ids
+that requests name.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def with_added_ids(config: ModelConfig, weights: Weights, count: int) -> tuple[M
     embedding.release()
     changed = replace(config, vocab=config.vocab + count, added_ids=count)
     if config.task != "generate":
-        return changed, replace(weights, embedding=longer)
+        return changed, replace(weights, embedding=longer, lm_head=longer)
     own = np.zeros(config.vocab, np.float32) if weights.head_bias is None else dequantize(weights.head_bias)
     bias = np.append(own, np.full(count, -np.inf, np.float32)).astype(np.float32)
     head = longer if weights.lm_head is embedding else reordered(weights.lm_head, order)
@@ -46,3 +47,10 @@ def with_added_ids(config: ModelConfig, weights: Weights, count: int) -> tuple[M
     return replace(changed, head_bias=True), replace(
         weights, embedding=longer, lm_head=head, head_bias=Tensor("f32", bias.shape, bias)
     )
+
+
+def copied_bytes(config: ModelConfig, weights: Weights) -> int:
+    """Bytes of embedding and head that room for more ids has copied into memory."""
+    outer = {id(each): each for each in (weights.embedding, weights.lm_head)}
+    copies = outer.values() if config.added_ids else ()
+    return sum(each.nbytes for each in copies if isinstance(each, Tensor))

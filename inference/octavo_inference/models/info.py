@@ -22,6 +22,11 @@ class ModelInfo(Protocol):
         ...
 
     @property
+    def added_ids(self) -> int:
+        """How many of the last ids are for tokens that adapters add."""
+        ...
+
+    @property
     def own_vocab(self) -> int:
         """Number of token ids of the model itself."""
         ...

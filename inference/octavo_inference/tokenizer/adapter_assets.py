@@ -83,7 +83,8 @@ def _tokenizer(file: Path, model: Tokenizer, ids: tuple[int, int], pad: str | No
 
 def _combined(file: Path, model: Tokenizer, ids: tuple[int, int], pad: str | None) -> Tokenizer:
     own, (vocab, most) = load_tokenizer(file), ids
-    if pad is not None and (own.token_to_id(pad) or 0) >= vocab:
+    # Only behind all others: the library numbers those behind a gap again.
+    if pad is not None and vocab <= (own.token_to_id(pad) or 0) == max(own.get_vocab().values()):
         own = _without(file, pad)
     added, plain = own.get_added_tokens_decoder(), own.get_vocab(with_added_tokens=False)
     sizes = [len(token.content) for token in added.values()]

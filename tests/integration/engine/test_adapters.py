@@ -217,6 +217,13 @@ def test_tokens_behind_the_models(llm: LLM, folders: dict[str, Path], tmp_path: 
     banned = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, bad_words=((own + 1,),))
     [without] = wider.generate("Once upon a time<note>", banned, adapter="added", use_tqdm=False)
     assert own + 1 not in without.outputs[0].token_ids
+    # Where the grammar forces such an id, on any backend and with any reports.
+    forced = Guidance(grammar=f'start: "ab" <[{own}]> "cd"')
+    for name, wanted in ((None, ("ab", 0)), ("a", ("ab", 0)), ("added", ("abcd", 1))):
+        for logprobs in (None, 1):
+            given = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=logprobs)
+            [guided] = wider.generate("Once upon", given, guidance=forced, adapter=name, use_tqdm=False)
+            assert (guided.outputs[0].text, guided.outputs[0].token_ids.count(own)) == wanted
     sampled = SamplingParams(temperature=1.5, max_tokens=100, ignore_eos=True, seed=3, n=3)
     [every] = wider.generate("Once upon a time", sampled, use_tqdm=False)
     assert max(max(each.token_ids) for each in every.outputs) < own

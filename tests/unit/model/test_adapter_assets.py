@@ -313,8 +313,11 @@ def test_a_token_for_padding_alone_is_left_out(tmp_path: Path, model: TokenizerA
         added(data, VOCAB, "[PAD]")
         added(data, VOCAB + 1, "<new>")
 
-    with pytest.raises(ModelError, match="token '<new>' has the id"):
+    with pytest.raises(ModelError, match=f"token '<new>' has the id {VOCAB + 1}; .* set max_added_tokens to 2"):
         adapter_assets(saved(tmp_path, model, two), model, VOCAB, 0)
+    # Before another one it stays: no token may get another id.
+    found = adapter_assets(tmp_path, model, VOCAB, 2)
+    assert found.tokenizer.encode("[PAD]<new>").ids == [VOCAB, VOCAB + 1]
 
 
 def test_the_vocabulary_of_another_model(tmp_path: Path, model: TokenizerAssets) -> None:

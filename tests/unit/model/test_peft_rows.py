@@ -269,7 +269,7 @@ def test_a_vocabulary_that_was_made_larger(tmp_path: Path) -> None:
     found = read(tmp_path, with_pair(resized(2)), LARGER, outer(APART, bias))
     check(found.embedding_rows, [700, 701], ROWS[:2])
     check(found.lm_head_rows, [700, 701], ROWS[1:3])
-    assert found.ids == 702
+    assert found.ids_end == 702
     assert found.lm_head_rows is not None
     assert found.lm_head_rows.bias is not None
     assert found.lm_head_rows.bias.tolist() == [0, 0], "the model's head has none for them"
@@ -315,7 +315,7 @@ def test_rows_for_padding_are_dropped(tmp_path: Path, allowed: int) -> None:
     config = replace(APART, vocab=VOCAB + allowed, added_ids=allowed)
     with_tokenizer(tmp_path / "adapter", {"<pad>": 700}, pad_token="<pad>", eos_token="a")
     found = read(tmp_path, with_pair(resized(2)), config, outer(APART))
-    assert (found.embedding_rows, found.lm_head_rows, found.ids) == (None, None, 0)
+    assert (found.embedding_rows, found.lm_head_rows, found.ids_end) == (None, None, 0)
     named = with_pair({f"model.embed_tokens.{DELTA}": ROWS[:2]})
     check(read(tmp_path, named, config, outer(APART), trainable_token_indices=[3, 700]).embedding_rows, [3], ROWS[:1])
 
@@ -344,10 +344,12 @@ def test_a_token_without_a_row_is_refused(tmp_path: Path) -> None:
     ("file", "words"),
     [
         ("{", "not a tokenizer"),
-        ('{"model": {"vocab": {"a": "b"}}}', "not a tokenizer"),
-        ('{"model": {"vocab": {"a": 1e30}}}', "not a tokenizer"),
-        ('{"model": {"vocab": {"a": 100000000000}}}', "token 100000000000 .* is not the model's"),
+        ('{"added_tokens": [{"id": "b", "content": "a"}]}', "not a tokenizer"),
+        ('{"added_tokens": {"a": 1e30}}', "not a tokenizer"),
+        ('{"added_tokens": [{"id": 100000000000, "content": "a"}]}', "token 100000000000 .* is not the model's"),
+        ('{"added_tokens": [' + "0," * (1 << 22) + "0]}", "added tokens of 8388611 bytes; up to 8388608 are possible"),
     ],
+    ids=["no JSON", "an id that is none", "no list", "a large id", "a large list"],
 )
 def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, file: str, words: str) -> None:
     (tmp_path / "adapter").mkdir()
@@ -356,11 +358,10 @@ def test_a_damaged_tokenizer_is_one_sentence(tmp_path: Path, file: str, words: s
         read(tmp_path, with_pair(resized(2)), LARGER, outer(APART))
 
 
-def test_the_vocabulary_of_a_unigram_tokenizer_is_a_list(tmp_path: Path) -> None:
+def test_a_tokenizer_without_added_tokens_has_none_behind_the_models(tmp_path: Path) -> None:
     (tmp_path / "adapter").mkdir()
-    vocab = [[f"t{n}", -1.5] for n in range(701)]
-    (tmp_path / "adapter" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    check(read(tmp_path, with_pair(resized(2)), LARGER, outer(APART)).embedding_rows, [700], ROWS[:1])
+    (tmp_path / "adapter" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
+    assert read(tmp_path, with_pair(resized(2)), APART).lm_head_rows is None
 
 
 def test_both_forms_together_are_counted(tmp_path: Path) -> None:

@@ -42,5 +42,5 @@ def _info(loaded: Loaded) -> TokenizerInfo:
         },
         chat_template=None if text.template is None else text.template.source,
         model_max_length=loaded.info.max_model_len,
-        vocab_size=loaded.info.vocab_size,
+        vocab_size=loaded.vocab_size,
     )

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, UnreadableError
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ def read_json(path: Path, kind: type[T], what: str) -> T:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+        raise UnreadableError(f"{path}: cannot be read: {error.strerror}") from error
     return decode_json(data, kind, path, what)
 
 

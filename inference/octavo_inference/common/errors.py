@@ -11,6 +11,10 @@ class ModelError(OctavoError):
     """A model that cannot be loaded: missing, damaged or unsupported."""
 
 
+class UnreadableError(ModelError):
+    """Files that cannot be read now. The same may succeed later: a network volume has such errors."""
+
+
 class UnsupportedModelError(ModelError):
     """A valid model that the native decoder does not support."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from octavo_common.fair_queue import FairQueue, Place
-from octavo_inference.common.errors import DeviceLostError, ModelError
+from octavo_inference.common.errors import DeviceLostError, ModelError, UnreadableError
 from octavo_inference.core.adapter_slots import AdapterSlots
 from octavo_inference.core.backend import Backend, PreparedAdapter
 from octavo_inference.models.adapter import Adapter
@@ -39,6 +39,8 @@ class EngineAdapter(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 0
     digest: str = ""
     failure: str = ""
+    may_pass: bool = False
+    """Reading it again may succeed, although nothing has changed."""
     running: int = 0
     """Requests that use it."""
     waiting: int = 0
@@ -77,6 +79,7 @@ class _Read:
     nbytes: int = 0
     """Bytes of host memory of `prepared`, also after it was dropped."""
     failure: str = ""
+    may_pass: bool = False
 
 
 @dataclass(slots=True)
@@ -368,7 +371,9 @@ class AdapterPool:
             self._lost = error
             return self.on_ready()
         except ModelError as error:
-            found = _Read(None, failure=str(error))
+            found = _Read(None, failure=str(error), may_pass=isinstance(error, UnreadableError))
+        except OSError as error:
+            found = _Read(None, failure=f"it cannot be read: {error.strerror or error}", may_pass=True)
         except Exception as error:
             log.exception("an adapter could not be read")
             found = _Read(None, failure=f"it could not be read: {type(error).__name__}")
@@ -389,6 +394,7 @@ class AdapterPool:
             rank=0 if read is None else read.rank,
             digest="" if read is None else read.digest,
             failure="" if read is None else read.failure,
+            may_pass=read is not None and read.may_pass,
             running=self._slots.users(key),
             waiting=len(offered.waiting),
         )

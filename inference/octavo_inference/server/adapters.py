@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from octavo_inference.common.errors import ModelError
+from octavo_inference.common.errors import ModelError, UnreadableError
 from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.core.request import OfferAdapter, WithdrawAdapter
 from octavo_inference.engine.output_router import OutputRouter
@@ -23,6 +23,8 @@ from octavo_protocol.adapters import AdapterReport, AdapterState, ListedAdapter,
 
 # From the check of a request's model until the engine has the request.
 _GRACE_SECONDS = 10.0
+# Until files that could not be read are tried again; each time twice as long.
+_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 15.0, 600.0
 log = logging.getLogger("octavo.server")
 
 
@@ -33,7 +35,8 @@ Text = TypeVar("Text")
 class ServedAdapter(Generic[Text]):
     """An adapter that is offered. `listed`: by the list file, which also withdraws it. `state`: as the engine says.
 
-    `text`: how its prompts and answers are written, None as the model's. `reading`: until that is known.
+    `text`: how its prompts and answers are written, None as the model's. `reading`: until that is known. `attempts`:
+    how often it was offered; `again`: when it is the next time.
     """
 
     name: str
@@ -45,6 +48,14 @@ class ServedAdapter(Generic[Text]):
     text: Text | None = None
     reading: asyncio.Task[None] | None = None
     text_failure: str = ""
+    text_may_pass: bool = False
+    attempts: int = 1
+    again: asyncio.TimerHandle | None = None
+
+    @property
+    def may_pass(self) -> bool:
+        """It failed, and may be readable later although nothing has changed."""
+        return self.text_may_pass if self.text_failure else bool(self.state.failure) and self.state.may_pass
 
     @property
     def failure(self) -> str:
@@ -128,6 +139,8 @@ class Adapters(Generic[Text]):
         adapter = self._by_name.pop(name, None)
         if adapter is None:
             return False
+        if adapter.again is not None:
+            adapter.again.cancel()
         self._drop(adapter)
         self._changed.set()
         return True
@@ -163,7 +176,22 @@ class Adapters(Generic[Text]):
                     "adapter %s is %s%s", adapter.name, state.state, f": {state.failure}" if state.failure else rank
                 )
             adapter.state = state
+            self._retry_later(adapter)
         self._changed.set()
+
+    def _retry_later(self, adapter: ServedAdapter[Text]) -> None:
+        """Offer an adapter again after a while, if it is offered but its files could not be read."""
+        if not adapter.may_pass or adapter.again is not None or self._by_name.get(adapter.name) is not adapter:
+            return
+        delay = min(_RETRY_SECONDS * 2 ** (adapter.attempts - 1), _LONGEST_RETRY_SECONDS)
+        log.warning("adapter %s is read again in %d s", adapter.name, delay)
+        adapter.again = asyncio.get_running_loop().call_later(delay, self._retry, adapter)
+
+    def _retry(self, adapter: ServedAdapter[Text]) -> None:
+        self.withdraw(adapter.name)
+        fresh = self._new(adapter.name, adapter.path, adapter.source, listed=adapter.listed)
+        fresh.attempts = adapter.attempts + 1
+        self._by_name[adapter.name] = fresh
 
     async def load(self, name: str, path: str) -> str:
         """Read an adapter and put it in the place of one with the same name. Returns why it cannot be used, or "".
@@ -212,7 +240,7 @@ class Adapters(Generic[Text]):
             async with self._one_reads:
                 adapter.text = await asyncio.to_thread(self.read_text, Path(adapter.path))
         except ModelError as error:
-            adapter.text_failure = str(error)
+            adapter.text_failure, adapter.text_may_pass = str(error), isinstance(error, UnreadableError)
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # a panic of the tokenizers library is no Exception
@@ -222,6 +250,7 @@ class Adapters(Generic[Text]):
             if adapter.text_failure:
                 log.warning("adapter %s cannot be used: %s", adapter.name, adapter.text_failure)
                 self._drop(adapter)
+                self._retry_later(adapter)
             adapter.reading = None
             self._changed.set()
 

@@ -13,8 +13,11 @@ import pytest
 from tests.support.waiting import eventually_async
 from tests.unit.api.conftest import Serve, Server
 
+from octavo_inference.common.errors import UnreadableError
 from octavo_inference.config.engine import EngineSettings
+from octavo_inference.core.adapters import EngineAdapter
 from octavo_inference.model_loader import TextModel
+from octavo_inference.server import adapters
 from octavo_inference.server.adapters import ServedAdapter
 from octavo_inference.server.errors import ApiError
 from octavo_inference.server.model_text import ServedText, served_text
@@ -197,6 +200,46 @@ async def test_files_that_cannot_be_used_fail_the_adapter_alone(
     answer = await server.chat(model="listed")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "adapter_unavailable")
     assert (await server.chat()).status_code == 200
+
+
+async def test_files_that_cannot_be_read_now_are_read_later(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the server reads, then those that the engine reads: no one has to offer the adapter again."""
+    monkeypatch.setattr(adapters, "_RETRY_SECONDS", 0.01)
+    attempts: list[str] = []
+
+    def read(folder: Path) -> None:
+        attempts.append(folder.name)
+        if len(attempts) < 3:
+            raise UnreadableError(f"{folder}: cannot be read: Stale file handle")
+
+    server.service.adapters.read_text = read
+    server.service.adapters.offer("sql", "/adapters/first", "hub", listed=True)
+    await release(server)
+    await eventually_async(lambda: served(server).report.state == "loaded")
+    assert attempts == ["first"] * 3
+    assert (served(server).source, served(server).listed) == ("hub", True)
+    server.service.adapters.update([failed(served(server), may_pass=True)])
+    assert served(server).failure
+    await eventually_async(lambda: len(attempts) == 4)
+    await release(server)
+    await eventually_async(lambda: served(server).report.state == "loaded")
+    server.service.adapters.update([failed(served(server), may_pass=False)])
+    assert served(server).again is None, "what is wrong for good is not read again"
+
+
+async def test_an_adapter_that_is_withdrawn_is_not_read_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_RETRY_SECONDS", 0.05)
+    server.service.adapters.offer("sql", "/adapters/first")
+    await release(server)
+    await eventually_async(lambda: served(server).report.state == "loaded")
+    server.service.adapters.update([failed(served(server), may_pass=True)])
+    server.service.adapters.withdraw("sql")
+    await asyncio.sleep(0.2)
+    assert server.service.adapters.find("sql") is None
+
+
+def failed(adapter: ServedAdapter, *, may_pass: bool) -> EngineAdapter:
+    return EngineAdapter(key=adapter.key, state="failed", failure="cannot be read", may_pass=may_pass)
 
 
 async def test_a_request_waits_until_the_template_of_its_adapter_is_read(

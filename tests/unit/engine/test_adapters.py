@@ -257,6 +257,9 @@ def test_a_failure_that_no_request_waited_for_denies_none(withdrawn: bool) -> No
     assert tokens(server.run()["later"])
 
 
+OUTER = OuterMatrices(*(Tensor("f32", (VOCAB, CONFIG.hidden), np.zeros((VOCAB, CONFIG.hidden), np.float32)),) * 2)
+
+
 def save_small(folder: Path) -> Path:
     """An adapter of `CONFIG` as PEFT saves it."""
     module = "model.layers.0.self_attn.q_proj"
@@ -271,10 +274,7 @@ def save_small(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", ["gone", "unreadable"])
 def test_real_files_that_cannot_be_read_now_are_read_for_a_later_request(tmp_path: Path, file: str, kind: str) -> None:
     def read(folder: Path) -> Adapter:
-        outer = OuterMatrices(
-            *(Tensor("f32", (VOCAB, CONFIG.hidden), np.zeros((VOCAB, CONFIG.hidden), np.float32)),) * 2
-        )
-        return replace(read_adapter(folder, CONFIG, ({},) * 2, outer, tmp_path / "model", RANK), digest=folder.name)
+        return replace(read_adapter(folder, CONFIG, ({},) * 2, OUTER, tmp_path / "model", RANK), digest=folder.name)
 
     server = Server(slots=1, max_cached=1, read=read)
     for key in ("1", "2"):
@@ -292,6 +292,26 @@ def test_real_files_that_cannot_be_read_now_are_read_for_a_later_request(tmp_pat
     server.submit("later", stored)
     assert tokens(server.run()["later"])
     assert server.states[stored] == "loaded"
+
+
+@pytest.mark.parametrize(("unreadable", "may_pass"), [(True, True), (False, False)])
+def test_the_state_says_whether_another_attempt_may_succeed(
+    tmp_path: Path, *, unreadable: bool, may_pass: bool
+) -> None:
+    file = save_small(tmp_path / "1") / "adapter_config.json"
+    if unreadable:
+        file.unlink()
+        file.symlink_to("/proc/self/mem")
+    else:
+        file.write_text("{")
+    server = Server(read=lambda folder: read_adapter(folder, CONFIG, ({},) * 2, OUTER, tmp_path / "model", RANK))
+    server.engine.adapters.offer("1", str(tmp_path / "1"))
+    states = []
+    while not states or states[-1].state == "loading":
+        server.engine.wait()
+        server.engine.step()
+        states += server.engine.adapters.changes() or []
+    assert (states[-1].state, states[-1].may_pass) == ("failed", may_pass)
 
 
 WIDER = replace(CONFIG, vocab=VOCAB + 3, added_ids=3)

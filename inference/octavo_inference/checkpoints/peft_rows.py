@@ -118,8 +118,8 @@ def token_rows(
 
 def _require_allowed(folder: Path, config: ModelConfig, module: str, last: int) -> None:
     if last >= config.vocab:
-        added = config.vocab - config.own_vocab
-        raise ModelError(f"{folder}: {module} has a row of token {last}; {beyond(last, config.own_vocab, added)}")
+        why = beyond(last, config.own_vocab, config.added_ids)
+        raise ModelError(f"{folder}: {module} has a row of token {last}; {why}")
 
 
 def _require_added(

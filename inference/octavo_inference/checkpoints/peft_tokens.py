@@ -17,7 +17,6 @@ from octavo_protocol.adapters import MAX_ADDED_TOKENS
 TEXT_FILES = {"tokenizer.json": 64 << 20, "tokenizer_config.json": 8 << 20, "chat_template.jinja": 1 << 18}
 """The files of an adapter about text that are read if they are there, with the most bytes that each may have."""
 
-
 # Bytes of the list of added tokens, which is decoded while steps wait: some 50,000 tokens.
 _MOST_ADDED = 8 << 20
 

@@ -32,7 +32,7 @@ from octavo_inference.core.kv_cache_sizing import CacheSizes, fit
 from octavo_inference.distributed.executor import End, RankExecutor, end_process
 from octavo_inference.engine.draft import draft_model, load_draft
 from octavo_inference.engine.quantization import require_floats
-from octavo_inference.engine.speculation import speculator_for
+from octavo_inference.engine.speculation import speculators
 from octavo_inference.model_loader import (
     ForeignModel,
     LoadedModel,
@@ -68,6 +68,8 @@ _TOKEN_BYTES = 4
 class LoadedEngine:
     """A ready engine and its resolved settings: no field of `settings` is None.
 
+    `again` makes another engine on the same backend, with other limits and an empty pool; one is used at a time.
+
     `dtype` stays "auto" if weights keep the format of the file. The capture of `captured` CUDA graphs took
     `capture_seconds`.
     """
@@ -76,6 +78,7 @@ class LoadedEngine:
     text: TextModel
     settings: EngineSettings
     memory: MemoryPlan | None
+    again: Callable[[EngineLimits], Engine]
     rank_pids: tuple[int, ...] = ()
     captured: int = 0
     capture_seconds: float = 0.0
@@ -121,17 +124,22 @@ def engine_for(
         max_cached_adapters=settings.max_cached_adapters,
         adapter_memory=built.adapter_memory,
     )
-    engine = Engine(
-        built.backend,
-        built.config,
-        limits,
-        clock=clock,
-        failpoints=Failpoints.from_environment(),
-        load_vocabulary=partial(_load_vocabulary, model.text, built.config),
-        head=model.head if isinstance(model, LoadedModel) else None,
-        speculator=speculator_for(settings, built, clock),
-        read_adapter=_adapter_reader(model, computed, settings),
-    )
+    speculator = speculators(settings, built, clock)
+
+    def on_backend(limits: EngineLimits) -> Engine:
+        return Engine(
+            built.backend,
+            built.config,
+            limits,
+            clock=clock,
+            failpoints=Failpoints.from_environment(),
+            load_vocabulary=partial(_load_vocabulary, model.text, built.config),
+            head=model.head if isinstance(model, LoadedModel) else None,
+            speculator=speculator(),
+            read_adapter=_adapter_reader(model, computed, settings),
+        )
+
+    engine = on_backend(limits)
     resolved = dataclasses.replace(
         settings,
         backend=built.name,
@@ -148,7 +156,14 @@ def engine_for(
         state_snapshots=max(0, sizes.state_slots - sizes.max_running),
     )
     return LoadedEngine(
-        engine, model.text, resolved, built.memory, built.rank_pids, built.captured, built.capture_seconds
+        engine,
+        model.text,
+        resolved,
+        built.memory,
+        on_backend,
+        rank_pids=built.rank_pids,
+        captured=built.captured,
+        capture_seconds=built.capture_seconds,
     )
 
 

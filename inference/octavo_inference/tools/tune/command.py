@@ -19,6 +19,7 @@ from octavo_inference.config.engine import EngineSettings
 from octavo_inference.config.server import engine_parser, server_settings
 from octavo_inference.engine.factory import load_engine
 from octavo_inference.engine.process import engine_settings
+from octavo_inference.engine.speculation import refusal
 from octavo_inference.tools.tune.search import FinalResult, TrialSettings, final, grid, halving
 from octavo_inference.tools.tune.trials import Engines, RequestShape, TrialLoad, read_shapes, run
 from octavo_protocol.knobs import settings_of
@@ -55,7 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     load.add_argument(
         "--load",
         metavar="FILE",
-        help='instead of these two, lines such as {"prompt_tokens": 300, "answer_tokens": 80}, repeated as needed',
+        help='instead of these two, lines such as {"prompt_tokens": 300, "answer_tokens": 80}, repeated as needed; '
+        'with texts, such as {"prompt": "What is it?", "answer_tokens": 80}, speculation is tried too',
     )
     load.add_argument(
         "--concurrency", type=_count, default=16, metavar="N", help="requests at any time (default: %(default)s)"
@@ -72,7 +74,8 @@ def _count(text: str) -> int:
 
 def _load(given: argparse.Namespace) -> TrialLoad:
     if given.load is None:
-        return TrialLoad((RequestShape(given.prompt_tokens or 256, given.answer_tokens or 128),), given.concurrency)
+        shape = RequestShape(prompt_tokens=given.prompt_tokens or 256, answer_tokens=given.answer_tokens or 128)
+        return TrialLoad((shape,), given.concurrency)
     if given.prompt_tokens or given.answer_tokens:
         raise SettingsError("--load: give either a file or --prompt-tokens and --answer-tokens, not both", "--load")
     return TrialLoad(read_shapes(Path(given.load)), given.concurrency)
@@ -91,29 +94,32 @@ def _tune(settings: ServerSettings, load: TrialLoad, output: Path) -> None:
     wishes = engine_settings(settings)
     first = load_engine(wishes)
     default = _candidate(first.settings)
-    if load.longest > first.engine.limits.max_model_len:
-        limit = first.engine.limits.max_model_len
-        raise SettingsError(
-            f"a request of {load.longest} tokens is longer than the {limit} this model serves", "--load"
-        )
+    tokenizer, vocab = first.text.tokenizer, first.engine.config.own_vocab
+    longest, limit = load.longest(tokenizer), first.engine.limits.max_model_len
+    if longest > limit:
+        raise SettingsError(f"a request of {longest} tokens is longer than the {limit} this model serves", "--load")
     # All candidates get the KV pool and the dtype of the defaults.
     wishes = dataclasses.replace(
         wishes, kv_memory=first.settings.kv_memory, kv_memory_percent=None, dtype=first.settings.dtype
     )
-    backend = first.engine.backend.name
+    backend, can_guess = first.engine.backend.name, not refusal(first.engine.config, first.engine.backend)
     del first
-    fixed = frozenset(f.name for f in dataclasses.fields(TrialSettings) if getattr(settings.engine, f.name) is not None)
-    candidates = grid(default, cores=usable_cores(), concurrency=load.concurrency, fixed=fixed)
+    given = {f.name for f in dataclasses.fields(TrialSettings) if getattr(settings.engine, f.name) is not None}
+    # What is said to random tokens, nobody can guess.
+    varied = {"speculation"} if load.has_texts and can_guess and default.speculation == "none" else set()
+    candidates = grid(default, cores=usable_cores(), concurrency=load.concurrency, fixed=frozenset(given - varied))
     engines = Engines(wishes, candidates)
     rates: dict[TrialSettings, float] = {}
 
     def rate(candidate: TrialSettings, effort: int) -> float:
-        rates[candidate] = run(engines.get(candidate), load, load.concurrency * effort)
+        requests = load.requests(load.concurrency * effort, tokenizer, vocab)
+        rates[candidate] = run(engines.get(candidate), requests, load.concurrency)
         _say(f"{rates[candidate]:9.1f} tokens/s over {load.concurrency * effort} requests: {describe(candidate)}")
         return rates[candidate]
 
     _say(f"{backend}: {len(candidates)} settings to try on {load.concurrency} requests at a time; first the defaults")
-    run(engines.get(default), load, min(2, load.concurrency))  # first touch of weights and buffers
+    # First touch of weights and buffers.
+    run(engines.get(default), load.requests(min(2, load.concurrency), tokenizer, vocab), load.concurrency)
     ranking = halving(candidates, rate)
     others = [candidate for candidate in ranking if candidate != default]
     verdict = None
@@ -169,6 +175,8 @@ def profile(
     """The TOML file: the given settings, and the chosen ones where they differ from the defaults."""
     shapes = load.shapes[0] if len(load.shapes) == 1 else None
     what = f"{shapes.prompt_tokens} tokens in, {shapes.answer_tokens} out" if shapes else f"{len(load.shapes)} shapes"
+    if load.has_texts:
+        what = f"{len(load.shapes)} prompts"
     values: dict[str, Any] = {"model": settings.engine.model}
     if settings.served_model_names:
         values["served-model-name"] = list(settings.served_model_names)

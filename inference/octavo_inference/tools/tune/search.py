@@ -6,6 +6,9 @@ import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo_protocol.engine_settings import SpeculationName
 
 # A smaller gain does not justify a profile, even on a machine with little noise.
 LEAST_GAIN = 0.02
@@ -20,10 +23,11 @@ class TrialSettings:
 
     threads: int
     block_size: int
+    speculation: SpeculationName
     max_batched_tokens: int
     max_running_requests: int
 
-    def differences(self, other: TrialSettings) -> dict[str, int]:
+    def differences(self, other: TrialSettings) -> dict[str, int | str]:
         """The fields that differ from `other`, with the values of this candidate."""
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != getattr(other, f.name)}
 
@@ -57,10 +61,14 @@ class FinalResult:
 
 
 def grid(default: TrialSettings, *, cores: int, concurrency: int, fixed: frozenset[str]) -> list[TrialSettings]:
-    """The defaults first, then candidates that may be faster at this concurrency. `fixed` are fields not to vary."""
-    wishes = {
+    """The defaults first, then candidates that may be faster at this concurrency. `fixed` are fields not to vary.
+
+    Those that share an engine, by their first fields, are next to each other.
+    """
+    wishes: dict[str, set[Any]] = {
         "threads": {cores, max(1, cores - 1), max(1, cores // 2)},
         "block_size": {2 * default.block_size},
+        "speculation": {"ngram"},
         "max_batched_tokens": {default.max_batched_tokens // 2, 2 * default.max_batched_tokens},
         # More rows than concurrent requests stay empty; with fewer rows, some requests wait.
         "max_running_requests": {1 << (concurrency - 1).bit_length()},

@@ -49,11 +49,11 @@ def last_token(folder: Path) -> LastToken | None:
     if not file.exists():
         return None
     check_text_files(folder)
-    stored = read_json(file, _StoredTokenizer, "a tokenizer").added_tokens
-    if len(bytes(stored)) > _MOST_ADDED:
-        raise ModelError(f"{file}: added tokens of {len(bytes(stored))} bytes; up to {_MOST_ADDED} are possible")
+    stored = bytes(read_json(file, _StoredTokenizer, "a tokenizer").added_tokens)
+    if len(stored) > _MOST_ADDED:
+        raise ModelError(f"{file}: added tokens of {len(stored)} bytes; up to {_MOST_ADDED} are possible")
     padding = padding_token(folder)
-    tokens = decode_json(bytes(stored), list[_NamedId], file, "a tokenizer")
+    tokens = decode_json(stored, list[_NamedId], file, "a tokenizer")
     others = [token for token in tokens if token.content != padding]
     last = max(others, key=lambda token: token.id, default=_NamedId(-1, ""))
     return LastToken(last.id, last.content)

@@ -125,6 +125,9 @@ def engine_for(
         adapter_memory=built.adapter_memory,
     )
     speculator = speculators(settings, built, clock)
+    # Made here, so that an engine made later does not keep the weights that were read.
+    reader, head = _adapter_reader(model, computed, settings), model.head if isinstance(model, LoadedModel) else None
+    load_vocabulary = partial(_load_vocabulary, model.text, built.config)
 
     def on_backend(limits: EngineLimits) -> Engine:
         return Engine(
@@ -133,10 +136,10 @@ def engine_for(
             limits,
             clock=clock,
             failpoints=Failpoints.from_environment(),
-            load_vocabulary=partial(_load_vocabulary, model.text, built.config),
-            head=model.head if isinstance(model, LoadedModel) else None,
+            load_vocabulary=load_vocabulary,
+            head=head,
             speculator=speculator(),
-            read_adapter=_adapter_reader(model, computed, settings),
+            read_adapter=reader,
         )
 
     engine = on_backend(limits)

@@ -229,6 +229,23 @@ def test_tokens_behind_the_models(llm: LLM, folders: dict[str, Path], tmp_path: 
     assert max(max(each.token_ids) for each in every.outputs) < own
 
 
+def check_call(llm: LLM, begin: int, end: int) -> None:
+    """The adapter `calls` calls a tool, between the tokens that are its marks of calls."""
+    weather = {"name": "weather", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    [found] = llm.chat(
+        [{"role": "user", "content": "What is the weather?"}],
+        SamplingParams(temperature=0, max_tokens=60),
+        adapter="calls",
+        tools=[{"type": "function", "function": weather}],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        use_tqdm=False,
+    )
+    [output] = found.outputs
+    assert (output.token_ids[0], end in output.token_ids) == (begin, True)
+    assert [(call.name, call.arguments) for call in output.tool_calls] == [("weather", "{}")]
+
+
 def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
     llm: LLM, folders: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -242,18 +259,8 @@ def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
     data["model"]["vocab"] = {names.get(token, token): index for token, index in data["model"]["vocab"].items()}
     (folder / "tokenizer.json").write_text(json.dumps(data))
     llm.load_adapter("calls", folder)
-    weather = {"name": "weather", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
-    [found] = llm.chat(
-        [{"role": "user", "content": "What is the weather?"}],
-        SamplingParams(temperature=0, max_tokens=60),
-        adapter="calls",
-        tools=[{"type": "function", "function": weather}],
-        tool_choice="required",
-        use_tqdm=False,
-    )
-    [output] = found.outputs
     assert [llm.tokenizer.token_to_id(name) for name in names] == [4, 5]
-    assert (output.token_ids[0], 5 in output.token_ids) == (4, True)
+    check_call(llm, 4, 5)
     # Added tokens, too.
     own = llm.engine.config.vocab
     added = {name: own + number for number, name in enumerate(names.values())}
@@ -261,16 +268,5 @@ def test_calls_are_written_with_the_markers_of_the_adapters_tokenizer(
     rows = {"model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones((2, HIDDEN), np.float32)}
     save_adapter(folder, rows, trainable_token_indices=list(added.values()))
     wider = loaded({"calls": folder}, max_added_tokens=2)
-    [found] = wider.chat(
-        [{"role": "user", "content": "What is the weather?"}],
-        SamplingParams(temperature=0, max_tokens=60),
-        adapter="calls",
-        tools=[{"type": "function", "function": weather}],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        use_tqdm=False,
-    )
-    [output] = found.outputs
-    assert (output.token_ids[0], own + 1 in output.token_ids) == (own, True)
-    assert [(call.name, call.arguments) for call in output.tool_calls] == [("weather", "{}")]
+    check_call(wider, own, own + 1)
     llm.unload_adapter("calls")
